@@ -1,0 +1,597 @@
+"""Frozen value objects: the vocabulary of ``docs/design.md`` as types, one per arrow.
+
+Tensors appear in annotations only, so this module imports nothing heavy.  Shapes are written
+``[kv_heads, tokens, head_dim]`` and are always one sequence; keys are *after* RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+JSON = dict[str, Any]
+Pairing = Literal["half", "interleaved"]
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8,
+}  # fmt: skip
+"""safetensors dtype name -> bytes per element."""
+
+
+class LayerKind(StrEnum):
+    """How a layer attends.  A white list: anything else is ``UnsupportedLayout``."""
+
+    FULL = "full"
+    WINDOW = "window"
+
+
+class SegmentKind(StrEnum):
+    """``run``: full-attention layers of a run of tokens.  ``window``: state of the window layers."""
+
+    RUN = "run"
+    WINDOW = "window"
+
+
+class FidelityClass(StrEnum):
+    """From best to worst."""
+
+    EXACT = "exact"
+    LOSSY = "lossy"
+    APPROXIMATE = "approximate"
+
+
+class Mode(StrEnum):
+    """How the receiver uses the sender's context."""
+
+    CONTINUE = "continue"
+    SHARED_PREFIX = "shared-prefix"
+    SLICE = "slice"
+
+
+class Route(StrEnum):
+    """How the answer was computed."""
+
+    BATON = "baton"
+    PARTIAL = "partial"
+    TEXT = "text"
+
+
+class Outcome(StrEnum):
+    """Outcome classes of a take; never mixed."""
+
+    USED = "used"
+    KV_UNUSABLE = "kv-unusable"
+    UNAVAILABLE = "unavailable"
+    NOT_TRUSTED = "not-trusted"
+    SUPERSEDED = "superseded"
+    NO_BATON = "no-baton"
+
+
+class Role(StrEnum):
+    """Whose words a span of tokens is."""
+
+    SHARED = "shared"
+    SYSTEM = "system"
+    TASK = "task"
+    TOOL = "tool"
+    REASONING = "reasoning"
+    GENERATED = "generated"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one or more layers.
+
+    ``base`` and ``attention_factor`` are unitless; ``parameters`` holds the scaling parameters
+    sorted by name; ``table`` is the BLAKE3 digest (hex) of the float32 inverse frequencies.
+    """
+
+    kind: str
+    pairing: Pairing
+    rotary_dim: int
+    base: float
+    attention_factor: float
+    table: str
+    parameters: tuple[tuple[str, float | int | str | tuple[float, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """Structure of one layer's cache.  ``window`` is 0 for full attention; ``rope`` is an index
+    into ``KVLayout.ropes``, or -1 for a layer without positions."""
+
+    kind: LayerKind
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int = 0
+    rope: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Structure of a cache: one record per layer, the dtype (safetensors name), the RoPE specs."""
+
+    dtype: str
+    layers: tuple[LayerLayout, ...]
+    ropes: tuple[RopeSpec, ...] = ()
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Indices of the full-attention layers, ascending."""
+        return tuple(i for i, s in enumerate(self.layers) if s.kind is LayerKind.FULL)
+
+    @property
+    def window_layers(self) -> tuple[int, ...]:
+        """Indices of the window layers, ascending."""
+        return tuple(i for i, s in enumerate(self.layers) if s.kind is LayerKind.WINDOW)
+
+    def layer_bytes(self, layer: int, tokens: int) -> int:
+        """Bytes of K and V of ``tokens`` positions in one layer."""
+        spec = self.layers[layer]
+        return tokens * spec.kv_heads * (spec.k_dim + spec.v_dim) * DTYPE_BYTES[self.dtype]
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of a cache of ``tokens`` positions; window layers hold at most window - 1."""
+        total = 0
+        for index, spec in enumerate(self.layers):
+            held = tokens if spec.kind is LayerKind.FULL else min(tokens, spec.window - 1)
+            total += self.layer_bytes(index, held)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionId:
+    """Identity of the function that produced a cache.
+
+    ``parts`` maps part names (``weights``, ``config``, ``rope``, ``tokenizer``, ``template``,
+    ``adapter``, ``dtype``, ``quantization``, ``aligner``) to digests or plain values, sorted.
+    ``digest`` is the BLAKE3 digest (hex) over them.
+    """
+
+    digest: str
+    parts: tuple[tuple[str, str], ...]
+
+    def differing(self, other: FunctionId) -> tuple[str, ...]:
+        """Names of the parts in which two functions differ."""
+        mine, theirs = dict(self.parts), dict(other.parts)
+        return tuple(sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """What the bytes promise.  ``calibration`` is the digest of a calibration record."""
+
+    kind: FidelityClass = FidelityClass.EXACT
+    codec: str = "raw"
+    calibration: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """0 for exact, larger is worse."""
+        return list(FidelityClass).index(self.kind)
+
+    def to_json(self) -> JSON:
+        """``{"class", "codec", "calibration"}``."""
+        return {"class": self.kind.value, "codec": self.codec, "calibration": self.calibration}
+
+
+def worst_fidelity(*several: Fidelity) -> Fidelity:
+    """The worst of several; exact where there are none."""
+    return max(several, key=lambda f: f.rank, default=Fidelity())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Positions ``first`` to ``first + count - 1`` of a sequence."""
+
+    first: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan(TokenRun):
+    """A run of tokens that becomes one segment."""
+
+    kind: SegmentKind = SegmentKind.RUN
+
+
+# --- the arrows of hand_off: export -> slice -> encode -> seal -> put --------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLayer:
+    """K ``[kv_heads, tokens, k_dim]`` and V ``[kv_heads, tokens, v_dim]`` of one layer, at the
+    positions ``run``, in the cache's own dtype.  A copy on the host that nobody else writes."""
+
+    span: SegmentSpan
+    layer: int
+    run: TokenRun
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedLayer(ExportedLayer):
+    """An exported layer of which only the wanted positions are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in a segment: ``name`` without the layer prefix (``k``, ``v``,
+    ``k.scale``), safetensors ``dtype``, ``shape``, and its little-endian bytes in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedLayer:
+    """The stored tensors of one layer, sorted by name, and the codec chains that made K and V."""
+
+    span: SegmentSpan
+    layer: int
+    run: TokenRun
+    k_codec: tuple[JSON, ...]
+    v_codec: tuple[JSON, ...]
+    tensors: tuple[StoredTensor, ...]
+    fidelity: Fidelity = field(default_factory=Fidelity)
+
+
+# --- what lies in a store ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One entry of a segment's header: full name, dtype, shape, byte range within the body."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """The bytes of one layer in a segment's body.
+
+    ``run`` are the positions that the layer covers (window layers may cover fewer than the
+    segment); ``k_codec`` and ``v_codec`` index ``SegmentHeader.codecs``; ``digest`` is the
+    BLAKE3-256 (hex) of ``body[start:stop]``.
+    """
+
+    layer: int
+    run: TokenRun
+    start: int
+    stop: int
+    digest: str
+    k_codec: int = 0
+    v_codec: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """Everything that a segment says about itself.  ``prefix_key`` hashes all tokens before
+    ``span.first``; ``token_digest`` those of the segment; both keyed by the trust domain."""
+
+    span: SegmentSpan
+    function: str
+    layout: KVLayout
+    codecs: tuple[tuple[JSON, ...], ...]
+    fidelity: Fidelity
+    token_digest: str
+    prefix_key: str
+    producer: tuple[tuple[str, str], ...]
+    ranges: tuple[LayerRange, ...]
+    tensors: tuple[TensorRecord, ...]
+    body_start: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.body_start + (self.ranges[-1].stop if self.ranges else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """A segment ready to be put: its address, and the parts whose concatenation is the file."""
+
+    address: str
+    header: SegmentHeader
+    parts: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """A segment as a manifest lists it."""
+
+    address: str
+    span: SegmentSpan
+    size_bytes: int
+    fidelity: Fidelity = field(default_factory=Fidelity)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens with its role.  ``shift`` is the distance that a slice was moved by."""
+
+    role: Role
+    run: TokenRun
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Hand-offs since the last prefill from text: exact ones, and lossy or approximate ones."""
+
+    exact: int = 0
+    lossy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the sender tells the receiver besides the context."""
+
+    instruction: str = ""
+    summary: str = ""
+    goal: str = ""
+    round: int = 0
+    receiver: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The payload of a baton.  ``created_ms`` is milliseconds since the epoch; ``sequence`` is
+    -1 where no ref was moved."""
+
+    function: FunctionId
+    domain: str
+    sender: str
+    mode: Mode
+    created_ms: int
+    cached_tokens: int
+    pending_tokens: int
+    token_digest: str
+    transcript: str
+    transcript_bytes: int
+    spans: tuple[Span, ...]
+    segments: tuple[SegmentRef, ...]
+    fidelity: Fidelity
+    hops: Hops
+    parents: tuple[str, ...]
+    terms: Terms
+    producer: tuple[tuple[str, str], ...]
+    ref: str = ""
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Token ids (cached, then pending), the text they stand for, and the chat messages it came
+    from (``role``, ``content`` and, for tools, further string-valued or JSON fields)."""
+
+    ids: tuple[int, ...]
+    text: str
+    messages: tuple[JSON, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatonRef:
+    """A small reference: the baton's id and the URL of the store that holds it."""
+
+    id: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Baton:
+    """A baton in process: its reference with manifest and transcript, so it always answers."""
+
+    ref: BatonRef
+    manifest: Manifest
+    transcript: Transcript
+    bytes_written: int = 0
+    bytes_deduplicated: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """BLAKE3 digest (hex) of the manifest's exact bytes."""
+        return self.ref.id
+
+    @property
+    def store(self) -> str:
+        """URL of the store."""
+        return self.ref.store
+
+
+# --- the arrows of take: get -> verify -> decode -> align -> attach ----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedLayer:
+    """Bytes of one layer range, copied into memory that nobody else can write; not yet trusted."""
+
+    header: SegmentHeader
+    range: LayerRange
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedLayer(FetchedLayer):
+    """A fetched layer whose bytes have the promised digest.  Only these can be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLayer:
+    """K and V of one layer at positions ``run``; valid until the iterator moves on."""
+
+    span: SegmentSpan
+    layer: int
+    run: TokenRun
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedLayer(DecodedLayer):
+    """A decoded layer whose keys stand at the receiver's positions."""
+
+
+# --- decisions and evidence --------------------------------------------------------------------
+
+
+class ReasonCode(StrEnum):
+    """Why a baton was not used, or not wholly; also counters' label."""
+
+    FUNCTION_DIFFERS = "function-differs"
+    DOMAIN_DIFFERS = "domain-differs"
+    WINDOW_EXCEEDED = "window-exceeded"
+    MEMORY = "memory"
+    SEGMENT_MISSING = "segment-missing"
+    SEGMENT_CORRUPT = "segment-corrupt"
+    SEGMENT_CONTRADICTS = "segment-contradicts"
+    MANIFEST_CORRUPT = "manifest-corrupt"
+    MANIFEST_MISSING = "manifest-missing"
+    TRANSCRIPT_CORRUPT = "transcript-corrupt"
+    TRANSCRIPT_MISSING = "transcript-missing"
+    STORE_ERROR = "store-error"
+    DEADLINE = "deadline"
+    TOKENS_DIVERGE = "tokens-diverge"
+    WINDOW_STATE = "window-state"
+    FIDELITY = "fidelity"
+    CODEC_UNKNOWN = "codec-unknown"
+    NO_KV = "no-kv"
+    ASKED_FOR_TEXT = "asked-for-text"
+    TWO_SYSTEM_PROMPTS = "two-system-prompts"
+    PREFIX_HIT = "prefix-hit"
+    SHARED_PREFIX_DIFFERS = "shared-prefix-differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code for machines and a sentence for people; ``at`` is the place in the data."""
+
+    code: ReasonCode
+    sentence: str
+    at: str = ""
+
+    def to_json(self) -> JSON:
+        """``{"code", "sentence"}`` and, where there is one, ``"at"``."""
+        out = {"code": self.code.value, "sentence": self.sentence}
+        return out | {"at": self.at} if self.at else out
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """A gate lets the baton pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrade:
+    """A gate lets the baton pass by a lesser route."""
+
+    to: Route
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """A gate refuses the baton's cache."""
+
+    reason: Reason
+
+
+Verdict = Allow | Degrade | Deny
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The evidence of one run or take.
+
+    Token counts: ``context_tokens`` is everything before the first new token,
+    ``reused_tokens`` came from a cache, ``pending_tokens`` were sampled by the sender but never
+    fed, ``computed_tokens`` are positions run through the model before the first token was out
+    (counted at the model), ``generated_tokens`` were sampled.  ``seconds`` are wall seconds per
+    phase (``get``, ``verify``, ``decode``, ``align``, ``attach``, ``first_forward``, ``ttft``,
+    ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
+    position whose id differs from the baton's, or None.
+    """
+
+    id: str
+    agent: str
+    model: str
+    outcome: Outcome
+    mode: Mode
+    route: Route
+    baton: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[Reason, ...] = ()
+    context_tokens: int = 0
+    reused_tokens: int = 0
+    pending_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    probe_tokens: int = 0
+    recomputed_token_layers: int = 0
+    bytes_moved: int = 0
+    bytes_deduplicated: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    sender_seconds: Mapping[str, float] = field(default_factory=dict)
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    hops: Hops = field(default_factory=Hops)
+    freshness: str = "unknown"
+    first_divergence: int | None = None
+    finish: str = ""
+
+    def to_json(self) -> JSON:
+        """A JSON object without any prompt text."""
+        return {
+            "id": self.id,
+            "agent": self.agent,
+            "model": self.model,
+            "baton": self.baton,
+            "outcome": self.outcome.value,
+            "mode": self.mode.value,
+            "route": self.route.value,
+            "reasons": [r.to_json() for r in self.reasons],
+            "warnings": [r.to_json() for r in self.warnings],
+            "context_tokens": self.context_tokens,
+            "reused_tokens": self.reused_tokens,
+            "pending_tokens": self.pending_tokens,
+            "computed_tokens": self.computed_tokens,
+            "generated_tokens": self.generated_tokens,
+            "probe_tokens": self.probe_tokens,
+            "recomputed_token_layers": self.recomputed_token_layers,
+            "bytes_moved": self.bytes_moved,
+            "bytes_deduplicated": self.bytes_deduplicated,
+            "seconds": dict(self.seconds),
+            "sender_seconds": dict(self.sender_seconds),
+            "fidelity": self.fidelity.to_json(),
+            "hops": {"exact": self.hops.exact, "lossy": self.hops.lossy},
+            "freshness": self.freshness,
+            "first_divergence": self.first_divergence,
+            "finish": self.finish,
+        }
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two id sequences."""
+    limit = min(len(a), len(b))
+    if tuple(a[:limit]) == tuple(b[:limit]):
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

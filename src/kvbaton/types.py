@@ -31,7 +31,7 @@ class LayerKind(StrEnum):
 
 
 class SegmentKind(StrEnum):
-    """``run``: full-attention layers of a run of tokens.  ``window``: state of the window layers."""
+    """``run``: full-attention layers of a run of tokens.  ``window``: the window layers' state."""
 
     RUN = "run"
     WINDOW = "window"

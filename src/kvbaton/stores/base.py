@@ -1,4 +1,4 @@
-"""The store interface: immutable objects under typed keys; bytes out = bytes in, or a typed error."""
+"""The store interface: immutable objects under typed keys; bytes out = bytes in, or an error."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class Reader(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

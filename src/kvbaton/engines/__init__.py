@@ -1,0 +1,1 @@
+"""Engines: export a cache, attach a cache; attach(export(x)) gives the sender's own logits."""

@@ -1,0 +1,109 @@
+"""The engine interface: what the relay needs of whatever runs the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvbaton.types import AlignedLayer, ExportedLayer, FunctionId, KVLayout, SegmentSpan
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbaton.engines.transformers.chat import ChatFormat
+
+
+class Cache(Protocol):
+    """The KV cache of one sequence.  ``length`` counts the positions that have KV."""
+
+    @property
+    def length(self) -> int:
+        """Positions that have KV."""
+        ...
+
+
+class Slot(ABC):
+    """A cache being filled by one take.  Nothing sees it before ``finish``."""
+
+    @abstractmethod
+    def write(self, part: AlignedLayer) -> None:
+        """Copy K ``[kv_heads, n, k_dim]`` and V of one layer to their positions.
+
+        Raises
+        ------
+        FormatError
+            Wrong shape or dtype, or positions that are outside or already written.
+        """
+
+    @abstractmethod
+    def finish(self) -> Any:
+        """Return the filled cache.
+
+        Raises
+        ------
+        FormatError
+            A layer is incomplete.
+        """
+
+
+class Engine(ABC):
+    """A model that can hand its cache over.
+
+    ``max_tokens`` is the longest sequence the model can attend to; ``producer`` is recorded in
+    every segment, shown, and never compared.
+    """
+
+    name: str
+    layout: KVLayout
+    function: FunctionId
+    producer: tuple[tuple[str, str], ...]
+    max_tokens: int
+    chat: ChatFormat
+    prefill_tokens_per_s: float
+    default_room: int
+
+    @abstractmethod
+    def new_cache(self, capacity: int) -> Any:
+        """An empty cache with room for ``capacity`` positions; it grows when they are used up."""
+
+    @abstractmethod
+    def forward(self, cache: Any, ids: Sequence[int]) -> torch.Tensor:
+        """Feed ``ids`` behind the cache and return the logits ``[vocab]`` of the last position,
+        float32.
+
+        Raises
+        ------
+        EmptyInput
+            ``ids`` is empty.
+        WindowExceeded
+            The sequence would be longer than ``max_tokens``.
+        """
+
+    @abstractmethod
+    def export(self, cache: Any, spans: Sequence[SegmentSpan]) -> Iterator[ExportedLayer]:
+        """Copies of the spans' K and V on the host, by span and then by layer.
+
+        Raises
+        ------
+        StaleTurn
+            The positions are no longer in the cache.
+        """
+
+    @abstractmethod
+    def slot(self, tokens: int, *, room: int) -> Slot:
+        """A slot for ``tokens`` positions with room for ``room`` more.
+
+        Raises
+        ------
+        OutOfMemory
+            The memory for it cannot be had.
+        """
+
+    @abstractmethod
+    def free_memory_bytes(self) -> int:
+        """Memory in which a cache could be placed now."""
+
+    @abstractmethod
+    def computed_tokens(self) -> int:
+        """Positions that this thread has run through the model so far, counted at the model."""

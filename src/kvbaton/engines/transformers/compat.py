@@ -1,0 +1,163 @@
+"""Every difference between the supported versions of transformers lives in this file.
+
+Supported: 4.57 to 5.24.  The differences are: the name of the cache argument (``cache`` from
+5.24 on, ``past_key_values`` before), the shape of RoPE tables (one module per base before 5.0,
+one buffer per layer type after), ``get_mask_sizes`` (positions before 5.x, a length after), and
+the name of a layer's maximum length.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from kvbaton.errors import UnsupportedLayout, UnsupportedModel
+
+OLDEST = (4, 57)
+NEWEST = (5, 24)
+
+
+def version() -> str:
+    """Version of transformers that is installed."""
+    return str(transformers.__version__)
+
+
+def require_supported_version() -> None:
+    """Raise ``UnsupportedModel`` outside the supported range."""
+    numbers = tuple(int(part) for part in version().split(".")[:2])
+    if not OLDEST <= numbers <= NEWEST:
+        raise UnsupportedModel(
+            f"transformers {version()} is outside the supported range 4.57 to 5.24",
+            hint="pip install 'transformers>=4.57,<5.25'",
+        )
+
+
+def cache_argument(model: Any) -> str:
+    """Name of the forward argument that takes the cache."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache in a model's output."""
+    return output.cache if getattr(output, "cache", None) is not None else output.past_key_values
+
+
+def query_length(sizes_argument: Any) -> int:
+    """Number of new positions, from either form of ``get_mask_sizes``'s argument."""
+    if isinstance(sizes_argument, torch.Tensor):
+        return int(sizes_argument.shape[0])
+    return int(sizes_argument)
+
+
+def layer_windows(config: Any) -> list[int]:
+    """Window of every layer as the library itself would cache it; 0 for full attention.
+
+    Raises
+    ------
+    UnsupportedLayout
+        The library caches a layer in a way that is not on the white list.
+    """
+    try:
+        layers = DynamicCache(config=config).layers
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise UnsupportedLayout(
+            f"transformers {version()} builds no per-layer cache for {config.model_type}: {error}"
+        ) from error
+    if not layers:
+        return [0] * int(config.num_hidden_layers)
+    return [_window_of(index, layer) for index, layer in enumerate(layers)]
+
+
+def _window_of(index: int, layer: Any) -> int:
+    if type(layer) is DynamicLayer:
+        return 0
+    if type(layer) is DynamicSlidingWindowLayer:
+        return int(layer.sliding_window)
+    raise UnsupportedLayout(
+        f"layer {index} is cached as {type(layer).__name__}, which is not full or window attention"
+    )
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Inverse frequencies ``[rotary_dim / 2]`` float32 of one RoPE, its kind and its factor."""
+
+    layer_type: str
+    kind: str
+    inv_freq: torch.Tensor
+    attention_factor: float
+    base: float
+    parameters: dict[str, Any]
+
+
+_TABLE_NAMES = (("rotary_emb", ""), ("rotary_emb_local", "sliding_attention"))
+
+
+def rope_tables(model: Any, config: Any) -> list[RopeTable]:
+    """RoPE tables by layer type (``""`` where one table serves all layers), in a fixed order."""
+    found: list[RopeTable] = []
+    for attribute, layer_type in _TABLE_NAMES:
+        module = next((m for n, m in model.named_modules() if n.split(".")[-1] == attribute), None)
+        if module is not None:
+            found.extend(_tables_of(module, layer_type, config))
+    if len(found) > 1 and found[0].layer_type == "":
+        found[0] = RopeTable(**{**vars(found[0]), "layer_type": "full_attention"})
+    return found
+
+
+def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]:
+    buffers = dict(module.named_buffers())
+    if "inv_freq" in buffers:
+        inv_freq = buffers.get("original_inv_freq", getattr(module, "original_inv_freq", None))
+        table = buffers["inv_freq"] if inv_freq is None else inv_freq
+        yield _table(layer_type, str(module.rope_type), table, module.attention_scaling, config)
+        return
+    for name in sorted(n for n in buffers if n.endswith("_original_inv_freq")):
+        kind = name.removesuffix("_original_inv_freq")
+        factor = getattr(module, f"{kind}_attention_scaling")
+        yield _table(kind, str(module.rope_type[kind]), buffers[name], factor, config)
+
+
+def _table(layer_type: str, kind: str, table: Any, factor: Any, config: Any) -> RopeTable:
+    parameters = _rope_parameters(config, layer_type)
+    base = parameters.pop("rope_theta", None)
+    if base is None:
+        base = _legacy_base(config, layer_type)
+    kept = {k: v for k, v in parameters.items() if v is not None and k not in ("rope_type", "type")}
+    inv_freq = table.detach().to("cpu", torch.float32)
+    return RopeTable(layer_type, kind, inv_freq, float(factor), float(base), kept)
+
+
+def _rope_parameters(config: Any, layer_type: str) -> dict[str, Any]:
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None:
+        local = layer_type == "sliding_attention"
+        return {} if local else dict(getattr(config, "rope_scaling", None) or {})
+    nested = parameters.get(layer_type)
+    if isinstance(nested, dict):
+        return dict(nested)
+    return {k: v for k, v in parameters.items() if not isinstance(v, dict)}
+
+
+def _legacy_base(config: Any, layer_type: str) -> float:
+    if layer_type == "sliding_attention" and hasattr(config, "rope_local_base_freq"):
+        return float(config.rope_local_base_freq)
+    for name in ("rope_theta", "rotary_emb_base"):
+        if getattr(config, name, None) is not None:
+            return float(getattr(config, name))
+    return 10000.0
+
+
+def load_kwargs(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
+    """Keyword arguments for ``from_pretrained``."""
+    kwargs: dict[str, Any] = {"dtype": dtype}
+    if attention is not None:
+        kwargs["attn_implementation"] = attention
+    return kwargs

@@ -1,0 +1,244 @@
+"""The engine for decoder-only models of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import psutil
+import torch
+
+from kvbaton.engines.base import Engine
+from kvbaton.engines.transformers import compat, identity, layout
+from kvbaton.engines.transformers.cache import KVCache
+from kvbaton.engines.transformers.chat import ChatFormat
+from kvbaton.engines.transformers.slot import CacheSlot, integer_view
+from kvbaton.errors import EmptyInput, OutOfMemory, WindowExceeded
+from kvbaton.types import (
+    ExportedLayer,
+    FunctionId,
+    LayerKind,
+    SegmentKind,
+    SegmentSpan,
+    TokenRun,
+)
+
+CHUNK_TOKENS = 256
+"""Prefill chunk of deterministic engines, at absolute multiples of itself."""
+
+_STATEFUL_ROPE = ("dynamic", "longrope")
+
+
+class TransformersEngine(Engine):
+    """A loaded model with its tokenizer.
+
+    Parameters
+    ----------
+    model, tokenizer
+        A decoder-only model of transformers in evaluation mode, and its tokenizer.
+    name
+        How receipts call the model.
+    weights
+        Digest of the weights; computed from the tensors when it is not given.
+    deterministic
+        Fix chunks and threads, so that two processes export identical bytes for the same ids.
+    threads
+        Threads of a deterministic engine.
+
+    Raises
+    ------
+    UnsupportedLayout, UnsupportedModel
+        The cache of this model cannot be handed over faithfully; the sentence says why.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        weights: str | None = None,
+        deterministic: bool = False,
+        threads: int = 1,
+    ) -> None:
+        compat.require_supported_version()
+        identity.refuse_quantized_or_sharded(model)
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.dtype, self.device = model.dtype, model.device
+        self.layout = layout.build_layout(model, self.dtype)
+        self.chat = ChatFormat(tokenizer, generation_config=model.generation_config)
+        self.max_tokens = int(model.config.max_position_embeddings)
+        self.default_room = 512
+        self.prefill_tokens_per_s = 0.0
+        self.deterministic, self._threads = deterministic, threads
+        self.chunk = CHUNK_TOKENS if deterministic else None
+        self.producer = identity.producer_record(
+            model, deterministic=deterministic, chunk=self.chunk
+        )
+        self._weights = weights
+        self._function: FunctionId | None = None
+        self._weights_seen = self._weight_versions()
+        self._cache_argument = compat.cache_argument(model)
+        self._counter = threading.local()
+        self._hook = model.get_input_embeddings().register_forward_hook(self._count)
+        stateful = any(rope.kind in _STATEFUL_ROPE for rope in self.layout.ropes)
+        self._rope_lock: Any = threading.Lock() if stateful else nullcontext()
+
+    def close(self) -> None:
+        """Take the counting hook off the model."""
+        self._hook.remove()
+
+    # -- identity -------------------------------------------------------------------------------
+
+    def _weight_versions(self) -> tuple[int, int]:
+        """Changes whenever a parameter is written or replaced in memory."""
+        total, places = 0, 0
+        for parameter in self.model.parameters():
+            if not parameter.is_inference():
+                total += parameter._version
+            places ^= parameter.data_ptr()
+        return total, places
+
+    @property
+    def function(self) -> FunctionId:
+        """Identity of the function, computed once and again after weights changed in memory."""
+        versions = self._weight_versions()
+        if versions != self._weights_seen:
+            self._weights = self._function = None
+            self._weights_seen = versions
+        if self._function is None:
+            if self._weights is None:
+                named = [*self.model.named_parameters(), *self._persistent_buffers()]
+                self._weights = identity.weights_digest(named)
+            parts = identity.model_parts(self.model, self.tokenizer, self.layout, self._weights)
+            self._function = identity.function_id(parts)
+        return self._function
+
+    @function.setter
+    def function(self, value: FunctionId) -> None:
+        self._function = value
+
+    @property
+    def weights(self) -> str:
+        """Digest of the weights as loaded."""
+        return dict(self.function.parts)["weights"]
+
+    def _persistent_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        kept = self.model.state_dict().keys()
+        return [(n, b) for n, b in self.model.named_buffers() if n in kept]
+
+    # -- computing ------------------------------------------------------------------------------
+
+    def _count(self, module: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        counted = output.shape[0] * output.shape[1]
+        self._counter.total = getattr(self._counter, "total", 0) + counted
+
+    def computed_tokens(self) -> int:
+        """Positions that this thread has run through the embedding so far."""
+        return int(getattr(self._counter, "total", 0))
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache with room for ``capacity`` positions."""
+        return KVCache(self.layout, capacity, self.dtype, self.device)
+
+    def forward(self, cache: KVCache, ids: Sequence[int]) -> torch.Tensor:
+        """Feed ``ids`` behind the cache; float32 logits ``[vocab]`` of the last position."""
+        if not ids:
+            raise EmptyInput("there is nothing to feed to the model")
+        if cache.length + len(ids) > self.max_tokens:
+            raise WindowExceeded(
+                f"{cache.length + len(ids)} tokens do not fit the model's window of "
+                f"{self.max_tokens}",
+                hint="shorten the context, or use a model with a longer window",
+            )
+        started, logits = time.perf_counter(), None
+        with self._fixed_threads(), self._rope_lock:
+            for chunk in self._chunks(cache.length, ids):
+                logits = self._step(cache, chunk)
+        if len(ids) >= CHUNK_TOKENS:
+            self.prefill_tokens_per_s = len(ids) / (time.perf_counter() - started)
+        if logits is None:
+            raise EmptyInput("there is nothing to feed to the model")
+        return logits
+
+    def _chunks(self, start: int, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        """All ids at once, or cut at absolute multiples of the chunk."""
+        if self.chunk is None:
+            yield ids
+            return
+        done = 0
+        while done < len(ids):
+            size = self.chunk - (start + done) % self.chunk
+            yield ids[done : done + size]
+            done += size
+
+    @contextmanager
+    def _fixed_threads(self) -> Iterator[None]:
+        if not self.deterministic:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @torch.inference_mode()
+    def _step(self, cache: KVCache, ids: Sequence[int]) -> torch.Tensor:
+        position = cache.length
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        positions = torch.arange(position, position + len(ids), device=self.device).unsqueeze(0)
+        output = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_argument: cache},
+        )
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+    # -- handing over ---------------------------------------------------------------------------
+
+    def export(self, cache: KVCache, spans: Sequence[SegmentSpan]) -> Iterator[ExportedLayer]:
+        """Copies of the spans' K and V on the host, by span and then by layer."""
+        for span in spans:
+            wanted = LayerKind.FULL if span.kind is SegmentKind.RUN else LayerKind.WINDOW
+            for index, spec in enumerate(self.layout.layers):
+                if spec.kind is not wanted:
+                    continue
+                run = TokenRun(span.first, span.count)
+                if wanted is LayerKind.WINDOW:
+                    held = min(span.stop, spec.window - 1)
+                    run = TokenRun(span.stop - held, held)
+                keys, values = cache.layer_view(index, run.first, run.count)
+                yield ExportedLayer(span, index, run, _host_copy(keys), _host_copy(values))
+
+    def slot(self, tokens: int, *, room: int) -> CacheSlot:
+        """A slot for ``tokens`` positions with room for ``room`` more."""
+        try:
+            cache = self.new_cache(tokens + room)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+                raise
+            raise OutOfMemory(f"no memory for a cache of {tokens + room} tokens") from error
+        return CacheSlot(cache, tokens, self.layout)
+
+    def free_memory_bytes(self) -> int:
+        """Memory in which a cache could be placed now."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return int(psutil.virtual_memory().available)
+
+
+def _host_copy(view: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the host; on the CPU by numpy, on one thread."""
+    if view.device.type != "cpu":
+        return view.to("cpu", copy=True).contiguous()
+    copy = torch.empty(view.shape, dtype=view.dtype)
+    integer_view(copy)[...] = integer_view(view)
+    return copy

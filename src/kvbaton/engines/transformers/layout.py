@@ -1,0 +1,147 @@
+"""From a model's configuration to a ``KVLayout``; a white list, so nothing is guessed.
+
+A family is listed when its hand-off is tested bit for bit.  For everything else there is a
+reason: the first one that applies is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from kvbaton.engines.transformers import compat
+from kvbaton.errors import UnsupportedLayout
+from kvbaton.types import KVLayout, LayerKind, LayerLayout, Pairing, RopeSpec
+
+FAMILIES: dict[str, Pairing] = {
+    "gemma2": "half",
+    "gemma3_text": "half",
+    "gpt_neox": "half",
+    "llama": "half",
+    "mistral": "half",
+    "olmo2": "half",
+    "phi3": "half",
+    "qwen2": "half",
+    "qwen3": "half",
+}
+"""model_type -> how RoPE pairs channels.  SmolLM and SmolLM2 are ``llama``."""
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+"""torch dtype -> safetensors name, for the dtypes that a cache may have."""
+
+_STATE_SPACE = ("mamba", "rwkv", "jamba", "zamba", "bamba", "falcon_h1", "recurrent_gemma", "granitemoehybrid",
+                "nemotron_h", "lfm2", "xlstm", "plamo2")  # fmt: skip
+
+_REASONS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("it is an encoder-decoder: cross-attention caches are not handed over",
+     lambda c: bool(getattr(c, "is_encoder_decoder", False) or getattr(c, "add_cross_attention", False))),
+    ("it keeps a state-space or recurrent state instead of keys and values",
+     lambda c: any(str(c.model_type).startswith(name) for name in _STATE_SPACE)),
+    ("it has an indexer that keeps a cache of its own",
+     lambda c: getattr(c, "index_topk", None) is not None or getattr(c, "index_head_dim", None) is not None),
+    ("it uses multi-head latent attention (MLA)",
+     lambda c: getattr(c, "kv_lora_rank", None) is not None),
+    ("some of its layers share the keys and values of others",
+     lambda c: bool(getattr(c, "num_kv_shared_layers", 0)) or bool(getattr(c, "use_shared_kv", False))),
+    ("it uses M-RoPE: positions are not one number per token",
+     lambda c: "mrope_section" in str(getattr(c, "rope_parameters", None) or getattr(c, "rope_scaling", None))),
+    ("it has linear-attention or other layers that are neither full nor window attention",
+     lambda c: bool(_foreign_layer_types(c))),
+)  # fmt: skip
+
+
+def _foreign_layer_types(config: Any) -> set[str]:
+    known = {"full_attention", "sliding_attention"}
+    return set(getattr(config, "layer_types", None) or ()) - known
+
+
+def refusal(config: Any) -> str | None:
+    """Why the cache of a model with this configuration is not handed over; None if it is."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for reason, applies in _REASONS:
+        if applies(config) or applies(text):
+            return reason
+    if config.model_type not in FAMILIES:
+        return f"its family is not on the list of tested ones: {', '.join(sorted(FAMILIES))}"
+    return None
+
+
+def require_supported(config: Any) -> None:
+    """Raise ``UnsupportedLayout`` with the reason unless the family is on the white list."""
+    reason = refusal(config)
+    if reason is not None:
+        raise UnsupportedLayout(
+            f"{config.model_type} models are not supported: {reason}", at="$.model_type"
+        )
+
+
+def build_layout(model: Any, dtype: torch.dtype) -> KVLayout:
+    """Layout of the cache that ``model`` keeps in ``dtype``.
+
+    Raises
+    ------
+    UnsupportedLayout
+        The family, a layer kind, the dtype or the positions are not on the white list.
+    """
+    config = model.config
+    require_supported(config)
+    if dtype not in DTYPES:
+        raise UnsupportedLayout(f"caches in {dtype} are not handed over", at="$.dtype")
+    windows = compat.layer_windows(config)
+    tables = compat.rope_tables(model, config)
+    if not tables:
+        raise UnsupportedLayout(
+            f"{config.model_type}: no rotary position embedding was found", at="$.rope_parameters"
+        )
+    heads, head_dim = _heads(config)
+    layers = tuple(
+        LayerLayout(
+            kind=LayerKind.WINDOW if window else LayerKind.FULL,
+            kv_heads=heads,
+            k_dim=head_dim,
+            v_dim=head_dim,
+            window=window,
+            rope=_rope_index(tables, config, index),
+        )
+        for index, window in enumerate(windows)
+    )
+    ropes = tuple(_rope_spec(table, FAMILIES[config.model_type]) for table in tables)
+    return KVLayout(dtype=DTYPES[dtype], layers=layers, ropes=ropes)
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    queries = int(config.num_attention_heads)
+    heads = int(getattr(config, "num_key_value_heads", None) or queries)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // queries)
+    return heads, head_dim
+
+
+def _rope_index(tables: list[compat.RopeTable], config: Any, layer: int) -> int:
+    if len(tables) == 1:
+        return 0
+    layer_type = config.layer_types[layer]
+    return next(i for i, table in enumerate(tables) if table.layer_type == layer_type)
+
+
+def _rope_spec(table: compat.RopeTable, pairing: Pairing) -> RopeSpec:
+    parameters = tuple(
+        (name, tuple(float(x) for x in value) if isinstance(value, list | tuple) else value)
+        for name, value in sorted(table.parameters.items())
+    )
+    return RopeSpec(
+        kind=table.kind,
+        pairing=pairing,
+        rotary_dim=2 * table.inv_freq.numel(),
+        base=table.base,
+        attention_factor=table.attention_factor,
+        table=blake3(table.inv_freq.contiguous().numpy().tobytes()).hexdigest(),
+        parameters=parameters,
+    )

@@ -1,0 +1,99 @@
+"""Filling a cache from a baton: every position of every layer exactly once, or nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvbaton.engines.base import Slot
+from kvbaton.engines.transformers.cache import KVCache
+from kvbaton.errors import Fault, FormatError
+from kvbaton.types import AlignedLayer, KVLayout, LayerKind
+
+_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def integer_view(tensor: torch.Tensor) -> np.ndarray:
+    """The same memory as integers of the same width: numpy knows no bfloat16."""
+    return tensor.view(_AS_INTEGERS[tensor.element_size()]).numpy()
+
+
+class CacheSlot(Slot):
+    """A cache being filled.
+
+    On the CPU, bytes are copied by numpy on one thread: thousands of small copies that each wake
+    a thread pool take many times longer when the cores are busy.
+    """
+
+    def __init__(self, cache: KVCache, tokens: int, layout: KVLayout) -> None:
+        self._cache, self._tokens, self._layout = cache, tokens, layout
+        self._missing = [self._held(i) for i in range(len(layout.layers))]
+        self._next = [tokens - held for held in self._missing]
+        self._on_cpu = cache.layers[0].k_store.device.type == "cpu"
+        self._views: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def _held(self, layer: int) -> int:
+        spec = self._layout.layers[layer]
+        return self._tokens if spec.kind is LayerKind.FULL else min(self._tokens, spec.window - 1)
+
+    def write(self, part: AlignedLayer) -> None:
+        """Copy one part in; parts of a layer come in order of position."""
+        self._check(part)
+        start = part.run.first - (self._tokens - self._held(part.layer))
+        stop = start + part.run.count
+        if self._on_cpu:
+            keys, values = self._targets(part.layer)
+            keys[:, start:stop] = integer_view(part.keys)
+            values[:, start:stop] = integer_view(part.values)
+        else:
+            state = self._cache.layers[part.layer]
+            state.k_store[0, :, start:stop].copy_(part.keys)
+            state.v_store[0, :, start:stop].copy_(part.values)
+        self._next[part.layer] = part.run.stop
+        self._missing[part.layer] -= part.run.count
+
+    def _targets(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        views = self._views.get(layer)
+        if views is None:
+            state = self._cache.layers[layer]
+            views = integer_view(state.k_store[0]), integer_view(state.v_store[0])
+            self._views[layer] = views
+        return views
+
+    def _check(self, part: AlignedLayer) -> None:
+        at = f"$.layers[{part.layer}]"
+        if not 0 <= part.layer < len(self._layout.layers):
+            raise FormatError(f"the model has no layer {part.layer}", fault=Fault.OUT_OF_RANGE, at=at)
+        if part.run.first != self._next[part.layer] or part.run.stop > self._tokens:
+            raise FormatError(
+                f"layer {part.layer} goes on at position {part.run.first} instead of "
+                f"{self._next[part.layer]}",
+                fault=Fault.RANGES,
+                at=at,
+            )
+        spec, state = self._layout.layers[part.layer], self._cache.layers[part.layer]
+        wanted = (
+            (spec.kv_heads, part.run.count, spec.k_dim),
+            (spec.kv_heads, part.run.count, spec.v_dim),
+        )
+        got = tuple(part.keys.shape), tuple(part.values.shape)
+        if got != wanted or part.keys.dtype != state.dtype or part.values.dtype != state.dtype:
+            raise FormatError(
+                f"layer {part.layer} has K {got[0]} and V {got[1]} in {part.keys.dtype} instead of "
+                f"{wanted[0]} and {wanted[1]} in {state.dtype}",
+                fault=Fault.SHAPE_MISMATCH,
+                at=at,
+            )
+
+    def finish(self) -> KVCache:
+        """Declare the cache filled."""
+        for layer, missing in enumerate(self._missing):
+            if missing:
+                raise FormatError(
+                    f"layer {layer} lacks {missing} of its positions",
+                    fault=Fault.RANGES,
+                    at=f"$.layers[{layer}]",
+                )
+        for state in self._cache.layers:
+            state.filled(self._tokens)
+        return self._cache

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
+from typing import Self
 
-from kvbaton.errors import Fault, FormatError, InputError, NotFound
+from kvbaton.errors import Fault, FormatError, InputError, NotFound, StoreError, UnknownScheme
+from kvbaton.stores.urls import StoreURL
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -37,10 +39,15 @@ class Key:
     name: str
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not self.is_name(self.name):
             raise InputError(
                 f"not an object name: {self.name[:80]!r}", hint="names are 64 hexadecimal digits"
             )
+
+    @staticmethod
+    def is_name(text: str) -> bool:
+        """Whether a text is 64 lower-case hexadecimal digits."""
+        return _NAME.fullmatch(text) is not None
 
     def __str__(self) -> str:
         return f"{self.kind.value}/{self.name}"
@@ -102,6 +109,19 @@ class Store(ABC):
 
     url: str
 
+    @classmethod
+    def from_url(cls, url: StoreURL) -> Store:
+        """Open the store that a parsed URL names.
+
+        Raises
+        ------
+        UnknownScheme
+            This store cannot be opened by a URL.
+        InputError
+            The URL has an option or a location that the store does not understand.
+        """
+        raise UnknownScheme(f"{cls.__name__} cannot be opened by a URL", at=url.scheme)
+
     @abstractmethod
     def put(self, key: Key, parts: Sequence[memoryview | bytes]) -> int:
         """Store the concatenation of ``parts`` atomically under ``key``; return the bytes written.
@@ -161,8 +181,51 @@ class Store(ABC):
             return reader.read(0, reader.size_bytes)
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be put, or None where that is unknown."""
+        """Bytes that can be put before anything is evicted or refused; None where unknown."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Let go of connections; the store may not be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def byte_views(parts: Sequence[memoryview | bytes]) -> list[memoryview]:
+    """Views of the parts as flat bytes, empty ones left out; nothing is copied.
+
+    Raises
+    ------
+    InputError
+        A part is not contiguous in memory.
+    """
+    views = [memoryview(part) for part in parts]
+    if not all(view.c_contiguous for view in views):
+        raise InputError("a part of an object is not contiguous in memory")
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def check_range(what: object, offset: int, buffer: memoryview, size_bytes: int) -> memoryview:
+    """The buffer as flat bytes, once it is known to be writable and inside the object.
+
+    Raises
+    ------
+    InputError
+        The buffer is read-only or not contiguous.
+    StoreError
+        The object does not have these bytes.
+    """
+    if buffer.readonly or not buffer.c_contiguous:
+        raise InputError("a buffer to read into must be writable and contiguous")
+    stop = offset + buffer.nbytes
+    if offset < 0 or stop > size_bytes:
+        raise StoreError(f"{what} has {size_bytes} bytes, not bytes {offset} to {stop}")
+    return buffer.cast("B") if buffer.nbytes else memoryview(bytearray())

@@ -1,0 +1,335 @@
+"""``dir:///path``: a store in a directory, on a disk or in shared memory.
+
+Layout: ``segments/ab/<64 hex>`` and likewise ``batons``, ``transcripts``, ``prefixes``; ``tmp`` for
+what is being written; ``usage`` for the count of bytes and the lock.  Folders are 0700, files 0600.
+
+An object is written to a private temporary file and renamed into place, so it is there whole or
+not at all.  A writer that is killed leaves a temporary file without a lock; the next writer
+removes it.
+
+**What is synced.**  Batons and transcripts are synced to disk before they become visible and
+their names before ``put`` returns: they are the context, nothing can replace them.  Segments and
+prefix records are not: a power failure may lose or truncate them, which a digest shows and a
+prefill repairs, and a truncated segment is replaced by the next put of its address.  The price of
+``sync=all`` is one disk flush per segment on the way of the hand-off, tens of milliseconds on
+ordinary disks; on shared memory it is free, and useless.  A killed process loses nothing in
+either case: the kernel has the bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, cast
+
+from kvbaton.errors import InputError, StoreError, StoreFull
+from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
+from kvbaton.stores.directory_account import Account
+from kvbaton.stores.directory_files import (
+    TEMPORARY,
+    Temporary,
+    claim_folder,
+    folder,
+    make_temporary,
+    objects,
+    read_all,
+    reclaim,
+    regular,
+    shard,
+    translated,
+    write_all,
+)
+from kvbaton.stores.urls import StoreURL
+
+Sync = Literal["batons", "all"]
+_SYNCED: dict[str, frozenset[Kind]] = {
+    "batons": frozenset({Kind.BATON, Kind.TRANSCRIPT}),
+    "all": frozenset(Kind),
+}
+
+
+class DirectoryStore(Store):
+    """Objects as files; safe for several threads and processes at once.
+
+    Parameters
+    ----------
+    path
+        The directory; made, with mode 0700, where it does not exist.
+    max_bytes
+        Size limit.  When a put would pass it, the objects that were not used for longest give
+        way, segments and prefix records before batons and transcripts.
+    sync
+        What is flushed to disk before it becomes visible; see the module.
+
+    Raises
+    ------
+    StoreError
+        The directory cannot be made or used, or its folders belong to somebody else.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        sync: Sync = "batons",
+    ) -> None:
+        if max_bytes is not None and max_bytes <= 0:
+            raise InputError(f"max_bytes must be positive, not {max_bytes}")
+        if sync not in _SYNCED:
+            raise InputError(f"sync is not {sync!r}", hint='it is "batons" or "all"')
+        self._root = str(Path(path).absolute())
+        self._max_bytes = max_bytes
+        self._synced = _SYNCED[sync]
+        self._account = Account(self._root, max_bytes)
+        options = [] if max_bytes is None else [("max_bytes", str(max_bytes))]
+        options += [] if sync == "batons" else [("sync", sync)]
+        self.url = str(StoreURL("dir", self._root, tuple(options)))
+        with translated("the store's directory cannot be used", absent=StoreError):
+            self._prepare()
+
+    @classmethod
+    def from_url(cls, url: StoreURL) -> DirectoryStore:
+        """``dir:///absolute/path?max_bytes=2GB&sync=all``."""
+        url.allow_options("max_bytes", "sync")
+        if not url.location.startswith("/"):
+            raise InputError("dir:// needs an absolute path", hint="write dir:///path")
+        sync = cast("Sync", url.option("sync") or "batons")
+        return cls(url.location, max_bytes=url.size_option("max_bytes"), sync=sync)
+
+    def _prepare(self) -> None:
+        Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in (*(kind.value for kind in Kind), TEMPORARY):
+                claim_folder(name, inside=root)
+        finally:
+            os.close(root)
+        with self._account.locked() as usage:
+            self._account.recount(usage)
+
+    def put(self, key: Key, parts: Sequence[memoryview | bytes]) -> int:
+        """See :meth:`Store.put`; the parts are written as they are, without being joined."""
+        views = byte_views(parts)
+        size_bytes = sum(view.nbytes for view in views)
+        with translated(f"{key} could not be stored", absent=StoreError):
+            if self._renew(key, size_bytes):
+                return 0
+            with self._temporary(size_bytes) as temporary:
+                write_all(temporary.descriptor, views)
+                if key.kind in self._synced:
+                    os.fsync(temporary.descriptor)
+                self._publish(key, temporary)
+                return size_bytes if temporary.published else 0
+
+    def open(self, key: Key) -> Reader:
+        """See :meth:`Store.open`; counts as a use.  The reader outlives a deletion."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with translated(f"{key} cannot be opened"):
+            with shard(self._root, key) as inside:
+                descriptor = os.open(key.name, flags, dir_fd=inside)
+            return _DirectoryReader(key, descriptor)
+
+    def delete(self, key: Key) -> bool:
+        """See :meth:`Store.delete`; open readers keep their bytes."""
+        with translated(f"{key} cannot be deleted"), self._account.locked() as usage:
+            try:
+                with shard(self._root, key) as inside:
+                    status = os.stat(key.name, dir_fd=inside, follow_symlinks=False)
+                    os.unlink(key.name, dir_fd=inside)
+            except FileNotFoundError:
+                return False
+            if stat.S_ISREG(status.st_mode):
+                usage.write(self._account.used(usage) - status.st_size)
+            return True
+
+    def exists(self, key: Key) -> bool:
+        """See :meth:`Store.exists`; does not count as a use."""
+        with translated(f"{key} cannot be looked up"):
+            try:
+                with shard(self._root, key) as inside:
+                    return regular(key.name, inside=inside) is not None
+            except FileNotFoundError:
+                return False
+
+    def list(self, kind: Kind) -> Iterator[Entry]:
+        """See :meth:`Store.list`; a snapshot."""
+        with translated(f"{kind.value} cannot be listed"):
+            found = sorted(objects(self._root, kind), key=lambda f: (f.used_ns, f.key.name))
+        return (Entry(f.key, f.size_bytes, f.used_ns / 1e9) for f in found)
+
+    def used_bytes(self) -> int:
+        """Bytes of all objects, and what is set aside for those being written."""
+        with translated("the store's size cannot be read"), self._account.locked() as usage:
+            return self._account.used(usage)
+
+    def free_bytes(self) -> int | None:
+        """See :meth:`Store.free_bytes`; None on file systems without a size."""
+        with translated("the free space cannot be read"):
+            free = self._disk_free_bytes()
+        if self._max_bytes is None:
+            return free
+        left = max(0, self._max_bytes - self.used_bytes())
+        return left if free is None else min(left, free)
+
+    def _disk_free_bytes(self) -> int | None:
+        status = os.statvfs(self._root)
+        return status.f_bavail * status.f_frsize if status.f_blocks else None
+
+    def _renew(self, key: Key, size_bytes: int) -> bool:
+        """Renew the age of an object that is there.  Under the lock: it cannot be evicted between
+        our seeing it and its being young again."""
+        if not self.exists(key):
+            return False
+        with self._account.locked(), shard(self._root, key) as inside:
+            return self._renew_locked(key, size_bytes, inside=inside)
+
+    def _renew_locked(self, key: Key, size_bytes: int, *, inside: int) -> bool:
+        status = regular(key.name, inside=inside)
+        if status is None or _is_torn(key, status.st_size, size_bytes):
+            return False
+        now_ns = time.time_ns()
+        os.utime(key.name, ns=(now_ns, now_ns), dir_fd=inside, follow_symlinks=False)
+        return True
+
+    @contextmanager
+    def _temporary(self, size_bytes: int) -> Iterator[Temporary]:
+        """A temporary file with room set aside for it; gone again unless it was published."""
+        with folder(f"{self._root}/{TEMPORARY}") as inside:
+            temporary = self._set_aside(size_bytes, inside=inside)
+            try:
+                yield temporary
+            finally:
+                os.close(temporary.descriptor)
+                if not temporary.published:
+                    with self._account.locked() as usage:
+                        os.unlink(temporary.name, dir_fd=inside)
+                        usage.write(self._account.used(usage) - size_bytes)
+
+    def _set_aside(self, size_bytes: int, *, inside: int) -> Temporary:
+        if self._max_bytes is not None and size_bytes > self._max_bytes:
+            raise StoreFull(f"{size_bytes} bytes are needed, the store may hold {self._max_bytes}")
+        with self._account.locked() as usage:
+            used = self._account.used(usage) - reclaim(inside=inside)
+            used = self._account.make_room(used, size_bytes)
+            free = self._disk_free_bytes()
+            if free is not None and size_bytes > free:
+                usage.write(used)
+                raise StoreFull(f"{size_bytes} bytes are needed, {free} are free")
+            usage.write(used + size_bytes)
+            try:
+                return make_temporary(size_bytes, inside=inside)
+            except BaseException:
+                usage.write(used)
+                raise
+
+    def _publish(self, key: Key, temporary: Temporary) -> None:
+        """Rename into place, unless another writer was faster.  All writers rename under the lock,
+        so nobody's object is replaced."""
+        sync = key.kind in self._synced
+        now_ns = time.time_ns()
+        os.utime(temporary.descriptor, ns=(now_ns, now_ns))
+        with (
+            self._account.locked() as usage,
+            folder(f"{self._root}/{TEMPORARY}") as source,
+            shard(self._root, key, make=True, sync=sync) as inside,
+        ):
+            if self._renew_locked(key, temporary.size_bytes, inside=inside):
+                return
+            torn = regular(key.name, inside=inside)
+            if torn is not None:
+                usage.write(self._account.used(usage) - torn.st_size)
+            os.rename(temporary.name, key.name, src_dir_fd=source, dst_dir_fd=inside)
+            temporary.published = True
+            if sync:
+                self._sync_name(key, temporary, inside=inside)
+
+    def _sync_name(self, key: Key, temporary: Temporary, *, inside: int) -> None:
+        try:
+            os.fsync(inside)
+        except OSError:
+            # The name may not last, so it must not be seen: back to a temporary, then away.
+            with folder(f"{self._root}/{TEMPORARY}") as target:
+                os.rename(key.name, temporary.name, src_dir_fd=inside, dst_dir_fd=target)
+            temporary.published = False
+            raise
+
+
+def _is_torn(key: Key, held_bytes: int, size_bytes: int) -> bool:
+    """Whether a power failure cut a segment short: its address fixes its size."""
+    return key.kind is Kind.SEGMENT and held_bytes != size_bytes
+
+
+class _DirectoryReader(Reader):
+    """Holds a descriptor, so the bytes stay readable when the object is deleted or evicted."""
+
+    def __init__(self, key: Key, descriptor: int) -> None:
+        self._key = key
+        self._descriptor = descriptor
+        self._users = 1  # the owner; each read in progress is one more
+        self._closed = False
+        self._lock = threading.Lock()
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise StoreError(f"{key}: a foreign file is in its place")
+            self.size_bytes = status.st_size
+            _touch(descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """See :meth:`Reader.read_into`; reads straight into the buffer."""
+        view = check_range(self._key, offset, buffer, self.size_bytes)
+        with self._in_use(), translated(f"{self._key} cannot be read"):
+            done = read_all(self._descriptor, offset, view)
+        if done < view.nbytes:
+            raise StoreError(f"{self._key} ends at byte {offset + done}, it was cut while open")
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the descriptor from being closed, and its number from being reused, meanwhile."""
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"{self._key} was closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            os.close(self._descriptor)
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`; a read in another thread is let finish."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._release()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _touch(descriptor: int) -> None:
+    now_ns = time.time_ns()
+    try:
+        os.utime(descriptor, ns=(now_ns, now_ns))
+    except PermissionError:
+        return  # a store on a read-only medium can still be read
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise

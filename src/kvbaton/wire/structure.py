@@ -1,0 +1,249 @@
+"""A segment's header against itself: ranges, tensors and pads must tell one story.
+
+Both directions use it: what ``seal_segment`` writes is held to the rules that ``parse_header``
+holds files to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Protocol
+
+from kvbaton.errors import Fault, FormatError
+from kvbaton.types import (
+    DTYPE_BYTES,
+    JSON,
+    KVLayout,
+    LayerLayout,
+    LayerRange,
+    SegmentKind,
+    SegmentSpan,
+    TensorRecord,
+)
+from kvbaton.wire import fields as f
+from kvbaton.wire.limits import ALIGNMENT, MAX_SEGMENT_BYTES
+
+RAW: tuple[JSON, ...] = ({"name": "raw"},)
+"""The codec chain that stores K and V as they are."""
+
+Chain = tuple[JSON, ...]
+Expected = Mapping[str, tuple[str, tuple[int, ...] | None]]
+_Plan = tuple[tuple[str, str, tuple[int, ...] | None], ...]
+_TENSOR_FIELDS = frozenset({"data_offsets", "dtype", "shape"})
+_SUFFIX = re.compile(r"[kv][a-z0-9_.]{0,62}")
+
+
+class Storage(Protocol):
+    """Which tensors a codec chain stores for one K or V."""
+
+    def __call__(
+        self, codec: Chain, *, name: str, shape: tuple[int, int, int], dtype: str, at: str
+    ) -> Expected:
+        """Return ``{tensor name: (safetensors dtype, shape)}`` for ``name`` (``k`` or ``v``).
+
+        ``shape`` is ``(kv_heads, tokens, head_dim)`` and ``dtype`` the cache's.  Names begin with
+        ``name`` and use ``a-z 0-9 . _``.  A shape of None stands for one axis of any length.
+
+        Raises
+        ------
+        FormatError
+            ``UNKNOWN_CODEC`` with the hint what would bring it; ``at`` is the chain's place.
+        """
+
+
+def raw_storage(
+    codec: Chain, *, name: str, shape: tuple[int, int, int], dtype: str, at: str
+) -> Expected:
+    """The :class:`Storage` of :data:`RAW` alone."""
+    if codec != RAW:
+        names = "+".join(str(step.get("name"))[:40] for step in codec)
+        raise f.refuse(f"unknown codec {names!r}", Fault.UNKNOWN_CODEC, at)
+    return {name: (dtype, shape)}
+
+
+def pad_bytes(offset: int) -> int:
+    """Bytes from ``offset`` to the next multiple of the alignment."""
+    return -offset % ALIGNMENT
+
+
+def tensor_prefix(layer: int) -> str:
+    """What the names of a layer's tensors begin with: ``layer.0007.``."""
+    return f"layer.{layer:04d}."
+
+
+# --- ranges ------------------------------------------------------------------------------------
+
+
+def check_ranges(span: SegmentSpan, layout: KVLayout, ranges: Sequence[LayerRange]) -> None:
+    """Ranges name the layers of the segment's kind in order and partition the body.
+
+    Raises
+    ------
+    FormatError
+        ``RANGES`` or, where positions are wrong, ``TOKENS``.
+    """
+    is_run = span.kind is SegmentKind.RUN
+    wanted = layout.full_layers if is_run else layout.window_layers
+    if len(ranges) != len(wanted) or not wanted:
+        raise f.refuse(
+            f"{len(ranges)} ranges for {len(wanted)} {'full-attention' if is_run else 'window'} "
+            "layers",
+            Fault.RANGES,
+            "$.ranges",
+        )
+    cursor = 0
+    for index, (layer, part) in enumerate(zip(wanted, ranges, strict=True)):
+        if part.layer != layer or part.start != cursor or part.stop <= cursor or part.stop % 64:
+            raise _bad_range(part, layer, cursor, f"$.ranges[{index}]")
+        _check_run(span, layout.layers[layer], part, index)
+        cursor = part.stop
+
+
+def _bad_range(part: LayerRange, layer: int, cursor: int, at: str) -> FormatError:
+    if part.layer != layer:
+        return f.refuse(f"layer {part.layer} where layer {layer} belongs", Fault.RANGES, at)
+    return f.refuse(
+        f"layer {layer} covers bytes {part.start} to {part.stop}: ranges follow each other from "
+        f"byte 0 on in multiples of {ALIGNMENT}; this one starts at {cursor}",
+        Fault.RANGES,
+        at,
+    )
+
+
+def _check_run(span: SegmentSpan, spec: LayerLayout, part: LayerRange, index: int) -> None:
+    """A run segment's layers cover all of it; a window layer's the end, less than a window."""
+    run = part.run
+    if span.kind is SegmentKind.RUN:
+        good = run.first == span.first and run.count == span.count
+    else:
+        good = (
+            run.first >= span.first
+            and run.first + run.count == span.first + span.count
+            and run.count < spec.window
+        )
+    if not good:
+        raise f.refuse(
+            f"layer {part.layer} holds positions {run.first} to {run.stop - 1} in a "
+            f"{span.kind} segment of positions {span.first} to {span.stop - 1}",
+            Fault.TOKENS,
+            f"$.ranges[{index}]",
+        )
+
+
+# --- tensors -----------------------------------------------------------------------------------
+
+
+def read_tensors(
+    table: Mapping[str, Any],
+    *,
+    layout: KVLayout,
+    ranges: Sequence[LayerRange],
+    codecs: Sequence[Chain],
+    storage: Storage,
+) -> tuple[TensorRecord, ...]:
+    """The tensors of a header, pads left out, in data order.
+
+    ``table`` is the safetensors table without ``__metadata__``.  Every entry must be the one that
+    layout, ranges and codec chains call for, at the only offset it can have.
+
+    Raises
+    ------
+    FormatError
+        With the tensor's name in the path.
+    """
+    plans: dict[tuple[int, int, int, int], _Plan] = {}
+    records: list[TensorRecord] = []
+    pads = 0
+    for index, part in enumerate(ranges):
+        spec = layout.layers[part.layer]
+        key = (id(spec), part.run.count, part.k_codec, part.v_codec)
+        if (plan := plans.get(key)) is None:
+            plan = plans[key] = _plan(spec, part, codecs, storage, layout.dtype)
+        cursor, prefix = part.start, tensor_prefix(part.layer)
+        for suffix, dtype, shape in plan:
+            record = _tensor(table, prefix + suffix, dtype, shape, cursor)
+            records.append(record)
+            cursor = record.stop
+            if pad := pad_bytes(cursor):
+                cursor = _tensor(table, f"{record.name}-pad", "U8", (pad,), cursor).stop
+                pads += 1
+        if cursor != part.stop:
+            raise f.refuse(
+                f"layer {part.layer} ends at byte {part.stop}, its tensors at {cursor}",
+                Fault.RANGES,
+                f"$.ranges[{index}]",
+            )
+    if len(table) != len(records) + pads:
+        raise _unknown_tensor(table, records)
+    return tuple(records)
+
+
+def _plan(
+    spec: LayerLayout, part: LayerRange, codecs: Sequence[Chain], storage: Storage, dtype: str
+) -> _Plan:
+    """Tensors of one layer sorted by name; alike layers share it."""
+    expected: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, codec, dim in (("k", part.k_codec, spec.k_dim), ("v", part.v_codec, spec.v_dim)):
+        shape = (spec.kv_heads, part.run.count, dim)
+        at = f"$.codecs[{codec}]"
+        stored = storage(codecs[codec], name=name, shape=shape, dtype=dtype, at=at)
+        for suffix in stored:
+            if not (suffix.startswith(name) and _SUFFIX.fullmatch(suffix)):
+                raise f.refuse(f"bad tensor name {suffix[:80]!r}", Fault.UNKNOWN_TENSOR, at)
+        expected.update(stored)
+    return tuple((suffix, *expected[suffix]) for suffix in sorted(expected))
+
+
+def _tensor(
+    table: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...] | None, start: int
+) -> TensorRecord:
+    at = f'$["{name}"]'
+    if name not in table:
+        raise f.refuse(f"tensor {name!r} is missing", Fault.MISSING_TENSOR, at)
+    entry = f.read_object(table[name], at, _TENSOR_FIELDS)
+    if entry["dtype"] != dtype:
+        raise _bad_dtype(entry["dtype"], dtype, at)
+    if shape is None:
+        axes = f.read_list(entry["shape"], f"{at}.shape", at_least=1, at_most=1)
+        shape = (f.read_int(axes[0], f"{at}.shape[0]", 1, MAX_SEGMENT_BYTES),)
+    elif entry["shape"] != list(shape) or bool in map(type, entry["shape"]):
+        raise f.refuse(
+            f"shape {str(entry['shape'])[:80]} where {list(shape)} belongs",
+            Fault.SHAPE_MISMATCH,
+            f"{at}.shape",
+        )
+    stop = start + prod(shape) * DTYPE_BYTES[dtype]
+    if entry["data_offsets"] != [start, stop] or bool in map(type, entry["data_offsets"]):
+        raise _bad_offsets(entry["data_offsets"], start, stop, f"{at}.data_offsets")
+    return TensorRecord(name, dtype, shape, start, stop)
+
+
+def _bad_dtype(found: Any, wanted: str, at: str) -> FormatError:
+    known = type(found) is str and found in DTYPE_BYTES
+    return f.refuse(
+        f"dtype {str(found)[:40]!r} where {wanted!r} belongs",
+        Fault.SHAPE_MISMATCH if known else Fault.UNKNOWN_DTYPE,
+        f"{at}.dtype",
+    )
+
+
+def _bad_offsets(found: Any, start: int, stop: int, at: str) -> FormatError:
+    f.read_list(found, at, at_least=2, at_most=2)
+    first = f.read_int(found[0], f"{at}[0]", 0, MAX_SEGMENT_BYTES)
+    last = f.read_int(found[1], f"{at}[1]", 0, MAX_SEGMENT_BYTES)
+    if first > start:
+        return f.refuse(f"bytes {start} to {first} belong to no tensor", Fault.GAP, at)
+    if first < start:
+        return f.refuse(f"bytes {first} to {start} belong to two tensors", Fault.OVERLAP, at)
+    return f.refuse(
+        f"{last - first} bytes where shape and dtype need {stop - start}", Fault.SIZE_MISMATCH, at
+    )
+
+
+def _unknown_tensor(table: Mapping[str, Any], records: Sequence[TensorRecord]) -> FormatError:
+    known = {record.name for record in records}
+    padded = {f"{record.name}-pad" for record in records if pad_bytes(record.stop)}
+    name = min(table.keys() - known - padded)[:80]
+    return f.refuse(f"unknown tensor {name!r}", Fault.UNKNOWN_TENSOR, f'$["{name}"]')

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbaton.errors import StoreError, UnknownScheme
 from kvbaton.registry import Provider, Registry
-from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views
+from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
 from kvbaton.stores.urls import StoreURL, parse_size
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "Store",
     "StoreURL",
     "byte_views",
+    "check_range",
     "open_store",
     "parse_size",
     "register_store",

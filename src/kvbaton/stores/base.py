@@ -103,7 +103,7 @@ class Reader(ABC):
 class Store(ABC):
     """Where segments, batons, transcripts and prefix records live.
 
-    Objects are immutable: a key is put once, and a second put of the same key changes nothing.
+    A key names its content: it is put once, and a second put of the same key changes nothing.
     All methods may be called from several threads and processes at once.
     """
 

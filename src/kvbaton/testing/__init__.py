@@ -1,0 +1,53 @@
+"""For the tests of those who use or extend kvbaton: conformance suites and doubles.
+
+The suites need ``pytest`` and ``hypothesis``, the doubles need neither; each is imported when it
+is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbaton.testing.faults import (
+        Corrupt,
+        Do,
+        Fail,
+        FaultyStore,
+        Shorten,
+        Stall,
+        StoreCall,
+        StoreFault,
+    )
+    from kvbaton.testing.stores import StoreTests
+
+__all__ = [
+    "Corrupt",
+    "Do",
+    "Fail",
+    "FaultyStore",
+    "Shorten",
+    "Stall",
+    "StoreCall",
+    "StoreFault",
+    "StoreTests",
+]
+
+_LAZY = {
+    "Corrupt": "faults",
+    "Do": "faults",
+    "Fail": "faults",
+    "FaultyStore": "faults",
+    "Shorten": "faults",
+    "Stall": "faults",
+    "StoreCall": "faults",
+    "StoreFault": "faults",
+    "StoreTests": "stores",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"kvbaton.testing.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,63 @@
+"""Every store of ours passes the public suite."""
+
+import itertools
+
+from kvbaton.stores import DirectoryStore, FsspecStore, MemoryStore
+from kvbaton.testing import FaultyStore, StoreTests
+
+_NUMBERS = itertools.count()
+
+
+class TestMemoryStore(StoreTests):
+    """Objects in this process."""
+
+    def make_store(self, tmp_path):
+        """Anonymous, so that no two tests share objects."""
+        return MemoryStore()
+
+
+class TestDirectoryStore(StoreTests):
+    """Objects as files."""
+
+    def make_store(self, tmp_path):
+        """Without a limit."""
+        return DirectoryStore(tmp_path / "store")
+
+
+class TestDirectoryStoreWithLimit(StoreTests):
+    """Objects as files, counted and flushed."""
+
+    def make_store(self, tmp_path):
+        """With a limit that no test reaches."""
+        return DirectoryStore(tmp_path / "store", max_bytes=10_000_000, sync="all")
+
+
+class TestFaultyStore(StoreTests):
+    """The double without faults is a store like any other."""
+
+    def make_store(self, tmp_path):
+        """Around a memory store."""
+        return FaultyStore(MemoryStore())
+
+
+class TestFsspecMemory(StoreTests):
+    """A protocol on which a put is atomic."""
+
+    one_writer_wins = False
+    renews_age = False
+
+    def make_store(self, tmp_path):
+        """A folder of its own: fsspec's memory is one for the process."""
+        return FsspecStore(f"fsspec+memory://{tmp_path.name}-{next(_NUMBERS)}")
+
+
+class TestFsspecLocal(StoreTests):
+    """A protocol on which an object is written aside and moved."""
+
+    one_writer_wins = False
+    renews_age = False
+    fine_ages = False
+
+    def make_store(self, tmp_path):
+        """A directory, seen through fsspec."""
+        return FsspecStore(f"fsspec+file://{tmp_path}/store")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import chain
 from typing import Any, NoReturn
 
 from kvbaton.errors import Fault, FormatError, InputError
@@ -50,7 +51,8 @@ def loads(data: bytes | memoryview, *, limit_bytes: int, what: str) -> Any:
     """
     text = _ascii(data, limit_bytes, what)
     value = _decode(text, what)
-    _check(value, None, MAX_DEPTH, what)
+    if not (_is_plain(text) and _is_shallow(value)):
+        _check(value, None, MAX_DEPTH, what)
     if _encoder.encode(value) != text:
         _refuse_spelling(text, what)
     return value
@@ -184,7 +186,30 @@ def _refuse_spelling(text: str, what: str) -> NoReturn:
     )
 
 
+# --- the data model ----------------------------------------------------------------------------
+
 _CONTAINERS = frozenset({dict, list})
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether no integer can be beyond 64 bits and no surrogate can be alone: :func:`_check`
+    need not look at each item.  False where that cannot be seen at a glance."""
+    data = text.encode("ascii")
+    return b"\\ud" not in data and b"0" * 19 not in data.translate(_DIGITS_TO_ZERO)
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether lists and objects nest at most ``MAX_DEPTH`` deep."""
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(MAX_DEPTH):
+        items = chain.from_iterable(x.values() if type(x) is dict else x for x in level)
+        level = [item for item in items if type(item) in _CONTAINERS]
+        if not level:
+            return True
+    return False
+
+
 _Place = tuple[Any, str | int]
 """A path that is only written out when something is wrong: (place of the parent, name)."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from kvbaton.errors import InputError
-from kvbaton.wire.fields import read_hex64
+from kvbaton.wire.fields import check_hex64
 
 SECRET_BYTES = 32
 _CONTEXT = "kvbaton format 1 {purpose}"
@@ -115,7 +115,7 @@ class DomainKeys:
         FormatError
             ``function_digest`` is not 64 hexadecimal digits.
         """
-        function = bytes.fromhex(read_hex64(function_digest, "$.function"))
+        function = bytes.fromhex(check_hex64(function_digest, "$.function"))
         data = memoryview(token_bytes(ids))
         hasher = blake3(function, key=self._prefix)
         keys, done = [], 0

@@ -76,7 +76,7 @@ def parse_envelope(data: bytes, *, payload_type: str) -> Envelope:
     """
     value = loads(data, limit_bytes=MAX_ENVELOPE_BYTES, what="envelope")
     top = f.read_object(value, "$", _FIELDS)
-    found = f.read_text(top["payloadType"], "$.payloadType", at_most=MAX_VALUE_CHARS)
+    found = f.read_text(top, "payloadType", "$", at_most=MAX_VALUE_CHARS)
     if found != payload_type:
         raise f.refuse(
             f"payload type {found[:80]!r} where {payload_type!r} belongs",
@@ -92,7 +92,7 @@ def parse_envelope(data: bytes, *, payload_type: str) -> Envelope:
     signatures = f.read_list(top["signatures"], "$.signatures", at_most=MAX_SIGNATURES)
     return Envelope(
         payload_type=found,
-        payload=_bytes(top["payload"], "$.payload", MAX_ENVELOPE_BYTES),
+        payload=_bytes(top, "payload", "$", MAX_ENVELOPE_BYTES),
         signatures=tuple(_signature(s, f"$.signatures[{i}]") for i, s in enumerate(signatures)),
     )
 
@@ -100,17 +100,17 @@ def parse_envelope(data: bytes, *, payload_type: str) -> Envelope:
 def _signature(value: Any, at: str) -> Signature:
     top = f.read_object(value, at, _SIGNATURE_FIELDS)
     return Signature(
-        keyid=f.read_name(top["keyid"], f"{at}.keyid", empty=True),
-        sig=_bytes(top["sig"], f"{at}.sig", MAX_VALUE_CHARS),
+        keyid=f.read_name(top, "keyid", at, empty=True),
+        sig=_bytes(top, "sig", at, MAX_VALUE_CHARS),
     )
 
 
-def _bytes(value: Any, at: str, at_most: int) -> bytes:
-    text = f.read_text(value, at, at_most=at_most)
+def _bytes(value: dict[str, Any], key: str, at: str, at_most: int) -> bytes:
+    text = f.read_text(value, key, at, at_most=at_most)
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise f.refuse("not base64", Fault.ENVELOPE, at) from error
+        raise f.refuse("not base64", Fault.ENVELOPE, f"{at}.{key}") from error
     if base64.b64encode(data).decode("ascii") != text:
-        raise f.refuse("not how base64 spells these bytes", Fault.ENVELOPE, at)
+        raise f.refuse("not how base64 spells these bytes", Fault.ENVELOPE, f"{at}.{key}")
     return data

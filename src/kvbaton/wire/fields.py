@@ -1,7 +1,8 @@
 """Typed readers for decoded JSON, so that a parser reads like the table in its specification.
 
-Each reader takes the value, the path it stands at, and its bounds; each raises ``FormatError``
-with that path.
+Readers of containers take the value and its path; readers of leaves take the container, the key
+and the container's path, so that a leaf's path is only written out when the leaf is wrong.  Each
+raises ``FormatError`` with the path.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from kvbaton.errors import Fault, FormatError
 from kvbaton.wire.limits import MAX_ENTRIES, MAX_NAME_CHARS, MAX_VALUE_CHARS
 
-_HEX64 = re.compile(r"[0-9a-f]{64}")
+_HEX64 = re.compile(r"[0-9a-f]{64}").fullmatch
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -51,17 +52,27 @@ def read_list(value: Any, at: str, *, at_most: int, at_least: int = 0) -> list[A
     return value
 
 
-def read_int(value: Any, at: str, low: int, high: int) -> int:
+def place(at: str, key: str | int) -> str:
+    """Path of an item of the container at ``at``."""
+    return f"{at}[{key}]" if isinstance(key, int) else f"{at}.{key}"
+
+
+def read_int(inside: Any, key: str | int, at: str, low: int, high: int) -> int:
     """An integer (no boolean) from ``low`` to ``high``, both included."""
+    value = inside[key]
     if type(value) is not int:
-        raise _wrong_type(value, at, "an integer")
+        raise _wrong_type(value, place(at, key), "an integer")
     if not low <= value <= high:
-        raise refuse(f"{value} is not within {low} to {high}", Fault.OUT_OF_RANGE, at)
+        raise refuse(f"{value} is not within {low} to {high}", Fault.OUT_OF_RANGE, place(at, key))
     return value
 
 
-def read_text(value: Any, at: str, *, at_most: int) -> str:
+def read_text(inside: Any, key: str | int, at: str, *, at_most: int) -> str:
     """Text of at most ``at_most`` characters."""
+    return _check_text(inside[key], place(at, key), at_most)
+
+
+def _check_text(value: Any, at: str, at_most: int) -> str:
     if type(value) is not str:
         raise _wrong_type(value, at, "text")
     if len(value) > at_most:
@@ -69,9 +80,16 @@ def read_text(value: Any, at: str, *, at_most: int) -> str:
     return value
 
 
-def read_name(value: Any, at: str, *, empty: bool = False, at_most: int = MAX_NAME_CHARS) -> str:
+def read_name(
+    inside: Any, key: str | int, at: str, *, empty: bool = False, at_most: int = MAX_NAME_CHARS
+) -> str:
     """One line of text without control characters."""
-    text = read_text(value, at, at_most=at_most)
+    return check_name(inside[key], place(at, key), empty=empty, at_most=at_most)
+
+
+def check_name(value: Any, at: str, *, empty: bool = False, at_most: int = MAX_NAME_CHARS) -> str:
+    """:func:`read_name` for a value that has a path of its own."""
+    text = _check_text(value, at, at_most)
     if not text and not empty:
         raise refuse("a name is empty", Fault.OUT_OF_RANGE, at)
     if _CONTROL.search(text):
@@ -79,23 +97,33 @@ def read_name(value: Any, at: str, *, empty: bool = False, at_most: int = MAX_NA
     return text
 
 
-def read_hex64(value: Any, at: str) -> str:
+def read_hex64(inside: Any, key: str | int, at: str) -> str:
     """A digest: 64 lower-case hexadecimal digits."""
+    value = inside[key]
+    if type(value) is str and _HEX64(value):
+        return value
+    return check_hex64(value, place(at, key))
+
+
+def check_hex64(value: Any, at: str) -> str:
+    """:func:`read_hex64` for a value that has a path of its own."""
     if type(value) is not str:
         raise _wrong_type(value, at, "text")
-    if not _HEX64.fullmatch(value):
+    if not _HEX64(value):
         raise refuse("not 64 lower-case hexadecimal digits", Fault.OUT_OF_RANGE, at)
     return value
 
 
-def read_enum(value: Any, at: str, kinds: type[_E], fault: Fault = Fault.OUT_OF_RANGE) -> _E:
-    """One of an enumeration's values."""
-    text = read_text(value, at, at_most=MAX_NAME_CHARS)
+def read_enum(
+    inside: Any, key: str | int, at: str, kinds: type[_E], fault: Fault = Fault.OUT_OF_RANGE
+) -> _E:
+    """One of an enumeration's values; ``fault`` is what any other text is."""
+    text = read_text(inside, key, at, at_most=MAX_NAME_CHARS)
     try:
         return kinds(text)
     except ValueError as error:
         known = ", ".join(kinds)
-        raise refuse(f"{text!r} is none of {known}", fault, at) from error
+        raise refuse(f"{text!r} is none of {known}", fault, place(at, key)) from error
 
 
 def read_table(value: Any, at: str) -> tuple[tuple[str, str], ...]:
@@ -105,8 +133,8 @@ def read_table(value: Any, at: str) -> tuple[tuple[str, str], ...]:
     if len(value) > MAX_ENTRIES:
         raise refuse(f"{len(value)} entries, more than {MAX_ENTRIES}", Fault.OUT_OF_RANGE, at)
     for name, text in value.items():
-        read_name(name, at)
-        read_name(text, f"{at}.{name}", empty=True, at_most=MAX_VALUE_CHARS)
+        check_name(name, at)
+        check_name(text, f"{at}.{name}", empty=True, at_most=MAX_VALUE_CHARS)
     return tuple(value.items())
 
 

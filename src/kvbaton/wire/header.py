@@ -111,12 +111,12 @@ def parse_description(value: Any) -> Description:
     ranges = f.read_list(top["ranges"], "$.ranges", at_least=1, at_most=MAX_LAYERS)
     described = Description(
         span=read_segment_span(top, "$"),
-        function=f.read_hex64(top["function"], "$.function"),
+        function=f.read_hex64(top, "function", "$"),
         layout=parse_layout(top["layout"], "$.layout"),
         codecs=codecs,
         fidelity=read_fidelity(top["fidelity"], "$.fidelity"),
-        token_digest=f.read_hex64(top["token_digest"], "$.token_digest"),
-        prefix_key=f.read_hex64(top["prefix_key"], "$.prefix_key"),
+        token_digest=f.read_hex64(top, "token_digest", "$"),
+        prefix_key=f.read_hex64(top, "prefix_key", "$"),
         producer=f.read_table(top["producer"], "$.producer"),
         ranges=tuple(
             _parse_range(part, f"$.ranges[{i}]", len(codecs)) for i, part in enumerate(ranges)
@@ -128,13 +128,13 @@ def parse_description(value: Any) -> Description:
 
 def read_run(value: JSON, at: str) -> TokenRun:
     """``first`` and ``count`` of an object: at least one position, all of them representable."""
-    first = f.read_int(value["first"], f"{at}.first", 0, MAX_POSITION - 1)
-    return TokenRun(first, f.read_int(value["count"], f"{at}.count", 1, MAX_POSITION - first))
+    first = f.read_int(value, "first", at, 0, MAX_POSITION - 1)
+    return TokenRun(first, f.read_int(value, "count", at, 1, MAX_POSITION - first))
 
 
 def read_segment_span(value: JSON, at: str) -> SegmentSpan:
     """``first``, ``count`` and ``kind`` of an object."""
-    kind = f.read_enum(value["kind"], f"{at}.kind", SegmentKind, Fault.UNKNOWN_KIND)
+    kind = f.read_enum(value, "kind", at, SegmentKind, Fault.UNKNOWN_KIND)
     run = read_run(value, at)
     return SegmentSpan(run.first, run.count, kind)
 
@@ -142,11 +142,11 @@ def read_segment_span(value: JSON, at: str) -> SegmentSpan:
 def read_fidelity(value: Any, at: str) -> Fidelity:
     """``{"calibration", "class", "codec"}``."""
     top = f.read_object(value, at, _FIDELITY_FIELDS)
-    calibration = top["calibration"]
+    measured = top["calibration"] is not None
     return Fidelity(
-        kind=f.read_enum(top["class"], f"{at}.class", FidelityClass, Fault.UNKNOWN_KIND),
-        codec=f.read_name(top["codec"], f"{at}.codec"),
-        calibration=None if calibration is None else f.read_hex64(calibration, f"{at}.calibration"),
+        kind=f.read_enum(top, "class", at, FidelityClass, Fault.UNKNOWN_KIND),
+        codec=f.read_name(top, "codec", at),
+        calibration=f.read_hex64(top, "calibration", at) if measured else None,
     )
 
 
@@ -163,21 +163,21 @@ def _parse_chain(value: Any, at: str) -> tuple[JSON, ...]:
             raise f.refuse("a codec is an object", Fault.WRONG_TYPE, here)
         if "name" not in step:
             raise f.refuse("field 'name' is missing", Fault.MISSING_FIELD, f"{here}.name")
-        f.read_name(step["name"], f"{here}.name")
+        f.read_name(step, "name", here)
     return tuple(steps)
 
 
 def _parse_range(value: Any, at: str, codecs: int) -> LayerRange:
     top = f.read_object(value, at, _RANGE_FIELDS)
-    start = f.read_int(top["start"], f"{at}.start", 0, MAX_SEGMENT_BYTES)
+    start = f.read_int(top, "start", at, 0, MAX_SEGMENT_BYTES)
     return LayerRange(
-        layer=f.read_int(top["layer"], f"{at}.layer", 0, MAX_LAYERS - 1),
+        layer=f.read_int(top, "layer", at, 0, MAX_LAYERS - 1),
         run=read_run(top, at),
         start=start,
-        stop=f.read_int(top["stop"], f"{at}.stop", 0, MAX_SEGMENT_BYTES),
-        digest=f.read_hex64(top["digest"], f"{at}.digest"),
-        k_codec=f.read_int(top["k_codec"], f"{at}.k_codec", 0, codecs - 1),
-        v_codec=f.read_int(top["v_codec"], f"{at}.v_codec", 0, codecs - 1),
+        stop=f.read_int(top, "stop", at, 0, MAX_SEGMENT_BYTES),
+        digest=f.read_hex64(top, "digest", at),
+        k_codec=f.read_int(top, "k_codec", at, 0, codecs - 1),
+        v_codec=f.read_int(top, "v_codec", at, 0, codecs - 1),
     )
 
 

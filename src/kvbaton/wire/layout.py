@@ -12,7 +12,7 @@ from typing import Any, get_args
 from kvbaton.errors import Fault, FormatError, InputError
 from kvbaton.types import DTYPE_BYTES, JSON, KVLayout, LayerKind, LayerLayout, Pairing, RopeSpec
 from kvbaton.wire import fields as f
-from kvbaton.wire.canonical import dumps, hex_float, loads, parse_hex_float
+from kvbaton.wire.canonical import INT_MAX, INT_MIN, dumps, hex_float, loads, parse_hex_float
 from kvbaton.wire.limits import (
     MAX_DIM,
     MAX_HEADER_BYTES,
@@ -115,7 +115,7 @@ def _parse_spelled(spelled: bytes, at: str) -> KVLayout:
 
 def _parse_layout(value: Any, at: str) -> KVLayout:
     top = f.read_object(value, at, _LAYOUT_FIELDS)
-    dtype = f.read_name(top["dtype"], f"{at}.dtype")
+    dtype = f.read_name(top, "dtype", at)
     if dtype not in CACHE_DTYPES or dtype not in DTYPE_BYTES:
         raise f.refuse(f"no cache has dtype {dtype!r}", Fault.UNKNOWN_DTYPE, f"{at}.dtype")
     ropes = f.read_list(top["ropes"], f"{at}.ropes", at_most=MAX_ROPES)
@@ -130,17 +130,17 @@ def _parse_layout(value: Any, at: str) -> KVLayout:
 
 def _parse_layer(value: Any, at: str, ropes: int) -> LayerLayout:
     top = f.read_object(value, at, _LAYER_FIELDS)
-    kind = f.read_enum(top["kind"], f"{at}.kind", LayerKind, Fault.UNKNOWN_KIND)
-    window = f.read_int(top["window"], f"{at}.window", 0, MAX_POSITION)
+    kind = f.read_enum(top, "kind", at, LayerKind, Fault.UNKNOWN_KIND)
+    window = f.read_int(top, "window", at, 0, MAX_POSITION)
     if (kind is LayerKind.FULL) != (window == 0) or window == 1:
         raise f.refuse(f"a {kind} layer with window {window}", Fault.OUT_OF_RANGE, f"{at}.window")
     return LayerLayout(
         kind=kind,
-        kv_heads=f.read_int(top["kv_heads"], f"{at}.kv_heads", 1, MAX_HEADS),
-        k_dim=f.read_int(top["k_dim"], f"{at}.k_dim", 1, MAX_DIM),
-        v_dim=f.read_int(top["v_dim"], f"{at}.v_dim", 1, MAX_DIM),
+        kv_heads=f.read_int(top, "kv_heads", at, 1, MAX_HEADS),
+        k_dim=f.read_int(top, "k_dim", at, 1, MAX_DIM),
+        v_dim=f.read_int(top, "v_dim", at, 1, MAX_DIM),
         window=window,
-        rope=f.read_int(top["rope"], f"{at}.rope", -1, ropes - 1),
+        rope=f.read_int(top, "rope", at, -1, ropes - 1),
     )
 
 
@@ -151,8 +151,8 @@ def _parse_runs(value: Any, at: str, specs: list[LayerLayout]) -> tuple[LayerLay
     for i, run in enumerate(f.read_list(value, at, at_least=1, at_most=MAX_LAYERS)):
         here = f"{at}[{i}]"
         f.read_list(run, here, at_least=2, at_most=2)
-        spec = f.read_int(run[0], f"{here}[0]", 0, len(specs) - 1)
-        count = f.read_int(run[1], f"{here}[1]", 1, MAX_LAYERS - len(layers))
+        spec = f.read_int(run, 0, here, 0, len(specs) - 1)
+        count = f.read_int(run, 1, here, 1, MAX_LAYERS - len(layers))
         order.append(spec)
         layers.extend([specs[spec]] * count)
     alike = any(a == b for a, b in pairwise(order))
@@ -168,21 +168,21 @@ def _parse_runs(value: Any, at: str, specs: list[LayerLayout]) -> tuple[LayerLay
 
 def _parse_rope(value: Any, at: str) -> RopeSpec:
     top = f.read_object(value, at, _ROPE_FIELDS)
-    pairing = f.read_name(top["pairing"], f"{at}.pairing")
+    pairing = f.read_name(top, "pairing", at)
     if pairing not in _PAIRINGS:
         raise f.refuse(f"unknown pairing {pairing!r}", Fault.UNKNOWN_KIND, f"{at}.pairing")
     parameters = top["parameters"]
     if type(parameters) is not dict:
         raise f.refuse("parameters are an object", Fault.WRONG_TYPE, f"{at}.parameters")
     return RopeSpec(
-        kind=f.read_name(top["kind"], f"{at}.kind"),
+        kind=f.read_name(top, "kind", at),
         pairing=pairing,  # type: ignore[arg-type]  # narrowed by the look-up above
-        rotary_dim=f.read_int(top["rotary_dim"], f"{at}.rotary_dim", 1, MAX_DIM),
-        base=_parse_float(top["base"], f"{at}.base"),
-        attention_factor=_parse_float(top["attention_factor"], f"{at}.attention_factor"),
-        table=f.read_hex64(top["table"], f"{at}.table"),
+        rotary_dim=f.read_int(top, "rotary_dim", at, 1, MAX_DIM),
+        base=_parse_float(top, "base", at),
+        attention_factor=_parse_float(top, "attention_factor", at),
+        table=f.read_hex64(top, "table", at),
         parameters=tuple(
-            (f.read_name(name, f"{at}.parameters"), _parse_parameter(v, f"{at}.parameters.{name}"))
+            (f.check_name(name, f"{at}.parameters"), _parse_parameter(v, f"{at}.parameters.{name}"))
             for name, v in parameters.items()
         ),
     )
@@ -193,16 +193,16 @@ def _parse_parameter(value: Any, at: str) -> float | int | str | tuple[float, ..
         raise f.refuse("a parameter is an object with one field", Fault.WRONG_TYPE, at)
     ((tag, inner),) = value.items()
     if tag == "float":
-        return _parse_float(inner, f"{at}.float")
+        return _parse_float(value, tag, at)
     if tag == "int":
-        return f.read_int(inner, f"{at}.int", -(1 << 63), (1 << 63) - 1)
+        return f.read_int(value, tag, at, INT_MIN, INT_MAX)
     if tag == "text":
-        return f.read_name(inner, f"{at}.text", empty=True)
+        return f.read_name(value, tag, at, empty=True)
     if tag == "floats":
         several = f.read_list(inner, f"{at}.floats", at_most=MAX_DIM)
-        return tuple(_parse_float(x, f"{at}.floats[{i}]") for i, x in enumerate(several))
+        return tuple(_parse_float(several, i, f"{at}.floats") for i in range(len(several)))
     raise f.refuse(f"unknown field {tag[:80]!r}", Fault.UNKNOWN_FIELD, f"{at}.{tag[:80]}")
 
 
-def _parse_float(value: Any, at: str) -> float:
-    return parse_hex_float(f.read_text(value, at, at_most=64), at=at)
+def _parse_float(value: Any, key: str | int, at: str) -> float:
+    return parse_hex_float(f.read_text(value, key, at, at_most=64), at=f.place(at, key))

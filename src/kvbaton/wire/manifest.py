@@ -199,26 +199,26 @@ def parse_manifest(payload: bytes) -> Manifest:
     parents = f.read_list(top["parents"], "$.parents", at_most=MAX_PARENTS)
     manifest = Manifest(
         function=_parse_function(top["function"], "$.function"),
-        domain=f.read_name(top["domain"], "$.domain"),
-        sender=f.read_name(top["sender"], "$.sender"),
-        mode=f.read_enum(top["mode"], "$.mode", Mode, Fault.UNKNOWN_KIND),
-        created_ms=f.read_int(top["created_ms"], "$.created_ms", 0, _INT_MAX),
-        cached_tokens=f.read_int(top["cached_tokens"], "$.cached_tokens", 0, MAX_POSITION),
-        pending_tokens=f.read_int(top["pending_tokens"], "$.pending_tokens", 0, MAX_POSITION),
-        token_digest=f.read_hex64(top["token_digest"], "$.token_digest"),
-        transcript=f.read_hex64(transcript["address"], "$.transcript.address"),
+        domain=f.read_name(top, "domain", "$"),
+        sender=f.read_name(top, "sender", "$"),
+        mode=f.read_enum(top, "mode", "$", Mode, Fault.UNKNOWN_KIND),
+        created_ms=f.read_int(top, "created_ms", "$", 0, _INT_MAX),
+        cached_tokens=f.read_int(top, "cached_tokens", "$", 0, MAX_POSITION),
+        pending_tokens=f.read_int(top, "pending_tokens", "$", 0, MAX_POSITION),
+        token_digest=f.read_hex64(top, "token_digest", "$"),
+        transcript=f.read_hex64(transcript, "address", "$.transcript"),
         transcript_bytes=f.read_int(
-            transcript["size_bytes"], "$.transcript.size_bytes", 1, MAX_TRANSCRIPT_BYTES
+            transcript, "size_bytes", "$.transcript", 1, MAX_TRANSCRIPT_BYTES
         ),
         spans=_parse_spans(top["spans"], "$.spans"),
         segments=_parse_segments(top["segments"], "$.segments"),
         fidelity=read_fidelity(top["fidelity"], "$.fidelity"),
         hops=_parse_hops(top["hops"], "$.hops"),
-        parents=tuple(f.read_hex64(p, f"$.parents[{i}]") for i, p in enumerate(parents)),
+        parents=tuple(f.read_hex64(parents, i, "$.parents") for i in range(len(parents))),
         terms=_parse_terms(top["terms"], "$.terms"),
         producer=f.read_table(top["producer"], "$.producer"),
-        ref=f.read_name(top["ref"], "$.ref", empty=True),
-        sequence=f.read_int(top["sequence"], "$.sequence", -1, _INT_MAX),
+        ref=f.read_name(top, "ref", "$", empty=True),
+        sequence=f.read_int(top, "sequence", "$", -1, _INT_MAX),
     )
     _check_tokens(manifest)
     return manifest
@@ -231,7 +231,7 @@ def _check_extensions(critical: Any, extensions: Any) -> None:
         raise f.refuse("extensions are an object", Fault.WRONG_TYPE, "$.extensions")
     names = f.read_list(critical, at, at_most=MAX_ENTRIES)
     for i, name in enumerate(names):
-        f.read_name(name, f"{at}[{i}]")
+        f.read_name(names, i, at)
         if name not in extensions:
             raise f.refuse(
                 f"the critical field {name!r} is missing", Fault.MISSING_FIELD, f"{at}[{i}]"
@@ -247,30 +247,30 @@ def _check_extensions(critical: Any, extensions: Any) -> None:
 
 def _parse_function(value: Any, at: str) -> FunctionId:
     top = f.read_object(value, at, _FUNCTION_FIELDS)
-    digest = f.read_hex64(top["digest"], f"{at}.digest")
+    digest = f.read_hex64(top, "digest", at)
     return FunctionId(digest, f.read_table(top["parts"], f"{at}.parts"))
 
 
 def _parse_hops(value: Any, at: str) -> Hops:
     top = f.read_object(value, at, _HOPS_FIELDS)
     return Hops(
-        exact=f.read_int(top["exact"], f"{at}.exact", 0, MAX_HOPS),
-        lossy=f.read_int(top["lossy"], f"{at}.lossy", 0, MAX_HOPS),
+        exact=f.read_int(top, "exact", at, 0, MAX_HOPS),
+        lossy=f.read_int(top, "lossy", at, 0, MAX_HOPS),
     )
 
 
 def _parse_terms(value: Any, at: str) -> Terms:
     top = f.read_object(value, at, _TERMS_FIELDS)
     instruction, summary, goal = (
-        f.read_text(top[name], f"{at}.{name}", at_most=MAX_TERM_CHARS)
+        f.read_text(top, name, at, at_most=MAX_TERM_CHARS)
         for name in ("instruction", "summary", "goal")
     )
     return Terms(
         instruction=instruction,
         summary=summary,
         goal=goal,
-        round=f.read_int(top["round"], f"{at}.round", 0, MAX_HOPS),
-        receiver=f.read_name(top["receiver"], f"{at}.receiver", empty=True),
+        round=f.read_int(top, "round", at, 0, MAX_HOPS),
+        receiver=f.read_name(top, "receiver", at, empty=True),
     )
 
 
@@ -281,9 +281,9 @@ def _parse_spans(value: Any, at: str) -> tuple[Span, ...]:
         top = f.read_object(item, here, _SPAN_FIELDS)
         spans.append(
             Span(
-                role=f.read_enum(top["role"], f"{here}.role", Role, Fault.UNKNOWN_KIND),
+                role=f.read_enum(top, "role", here, Role, Fault.UNKNOWN_KIND),
                 run=read_run(top, here),
-                shift=f.read_int(top["shift"], f"{here}.shift", -MAX_POSITION, MAX_POSITION),
+                shift=f.read_int(top, "shift", here, -MAX_POSITION, MAX_POSITION),
             )
         )
     return tuple(spans)
@@ -296,11 +296,9 @@ def _parse_segments(value: Any, at: str) -> tuple[SegmentRef, ...]:
         top = f.read_object(item, here, _SEGMENT_FIELDS)
         refs.append(
             SegmentRef(
-                address=f.read_hex64(top["address"], f"{here}.address"),
+                address=f.read_hex64(top, "address", here),
                 span=read_segment_span(top, here),
-                size_bytes=f.read_int(
-                    top["size_bytes"], f"{here}.size_bytes", 1, MAX_SEGMENT_BYTES
-                ),
+                size_bytes=f.read_int(top, "size_bytes", here, 1, MAX_SEGMENT_BYTES),
                 fidelity=read_fidelity(top["fidelity"], f"{here}.fidelity"),
             )
         )

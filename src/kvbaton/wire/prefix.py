@@ -69,10 +69,10 @@ def parse_prefix(data: bytes) -> PrefixRecord:
     top = f.read_object(value, "$", _FIELDS)
     f.read_format(top["format"], "$.format", FORMAT)
     record = PrefixRecord(
-        function=f.read_hex64(top["function"], "$.function"),
-        address=f.read_hex64(top["address"], "$.address"),
-        size_bytes=f.read_int(top["size_bytes"], "$.size_bytes", 1, _SEGMENT_LIMIT),
-        first=f.read_int(top["first"], "$.first", 0, MAX_POSITION),
+        function=f.read_hex64(top, "function", "$"),
+        address=f.read_hex64(top, "address", "$"),
+        size_bytes=f.read_int(top, "size_bytes", "$", 1, _SEGMENT_LIMIT),
+        first=f.read_int(top, "first", "$", 0, MAX_POSITION),
         ids=read_ids(top["ids"], "$.ids"),
     )
     if record.first + len(record.ids) > MAX_POSITION:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -20,12 +19,11 @@ from kvbaton.types import (
     SealedSegment,
     SegmentHeader,
     StoredTensor,
-    TensorRecord,
     worst_fidelity,
 )
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import dumps, loads
-from kvbaton.wire.digests import Buffer, DomainKeys, parts_digest, range_digest
+from kvbaton.wire.digests import Buffer, DomainKeys, parts_digest
 from kvbaton.wire.header import Description, encode_description, parse_description
 from kvbaton.wire.limits import (
     ALIGNMENT,
@@ -33,6 +31,7 @@ from kvbaton.wire.limits import (
     MAX_HEADER_BYTES,
     MAX_SEGMENT_BYTES,
 )
+from kvbaton.wire.ranges import encoded_layer, range_tensors, verify_range
 from kvbaton.wire.structure import (
     Storage,
     check_ranges,
@@ -42,11 +41,20 @@ from kvbaton.wire.structure import (
     tensor_prefix,
 )
 
+__all__ = [
+    "encoded_layer",
+    "header_length",
+    "parse_header",
+    "range_tensors",
+    "read_header",
+    "seal_segment",
+    "verify_range",
+]
+
 _ZEROS = memoryview(bytes(ALIGNMENT))
 _METADATA = "__metadata__"
 _OURS = frozenset({"kvbaton"})
 _FIRST_READ_BYTES = 16 << 10
-_start_of = attrgetter("start")
 
 
 # --- parse -------------------------------------------------------------------------------------
@@ -167,7 +175,7 @@ def _description(table: dict[str, Any]) -> Any:
     if _METADATA not in table:
         raise f.refuse("field '__metadata__' is missing", Fault.MISSING_FIELD, f"$.{_METADATA}")
     metadata = f.read_object(table.pop(_METADATA), f"$.{_METADATA}", _OURS)
-    text = f.read_text(metadata["kvbaton"], f"$.{_METADATA}.kvbaton", at_most=MAX_HEADER_BYTES)
+    text = f.read_text(metadata, "kvbaton", f"$.{_METADATA}", at_most=MAX_HEADER_BYTES)
     data = text.encode("utf-8")
     return loads(data, limit_bytes=MAX_HEADER_BYTES, what="segment description")
 
@@ -202,73 +210,6 @@ def _header(
         ),
         body_start=body_start,
     )
-
-
-# --- layer ranges ------------------------------------------------------------------------------
-
-
-def range_tensors(header: SegmentHeader, part: LayerRange) -> tuple[TensorRecord, ...]:
-    """The tensors of one layer, with names and offsets relative to the layer: ``k`` at byte 0."""
-    skip = len(tensor_prefix(part.layer))
-    low = bisect_left(header.tensors, part.start, key=_start_of)
-    high = bisect_left(header.tensors, part.stop, key=_start_of)
-    return tuple(
-        TensorRecord(t.name[skip:], t.dtype, t.shape, t.start - part.start, t.stop - part.start)
-        for t in header.tensors[low:high]
-    )
-
-
-def verify_range(header: SegmentHeader, part: LayerRange, data: Buffer) -> None:
-    """Check the bytes of one layer range: size, digest, and zeros where there is only padding.
-
-    Raises
-    ------
-    DigestMismatch
-        Other bytes than the header promises; names the layer.
-    FormatError
-        ``TRUNCATED``, ``TRAILING_BYTES`` or ``PAD_NOT_ZERO``.
-    """
-    wanted = part.stop - part.start
-    if len(data) != wanted:
-        fault = Fault.TRUNCATED if len(data) < wanted else Fault.TRAILING_BYTES
-        raise f.refuse(
-            f"layer {part.layer} has {len(data)} bytes where {wanted} belong",
-            fault,
-            _range_path(header, part),
-        )
-    if range_digest(data) != part.digest:
-        raise DigestMismatch(
-            f"the bytes of layer {part.layer} are not the ones that were promised",
-            at=_range_path(header, part),
-        )
-    for tensor in range_tensors(header, part):
-        pad = pad_bytes(tensor.stop)
-        if pad and bytes(data[tensor.stop : tensor.stop + pad]) != _ZEROS[:pad]:
-            raise f.refuse(
-                f"the padding behind {tensor.name!r} of layer {part.layer} is not zero",
-                Fault.PAD_NOT_ZERO,
-                _range_path(header, part),
-            )
-
-
-def encoded_layer(header: SegmentHeader, part: LayerRange, data: memoryview) -> EncodedLayer:
-    """One layer as it was sealed; its tensors are views of ``data``, the verified range."""
-    return EncodedLayer(
-        span=header.span,
-        layer=part.layer,
-        run=part.run,
-        k_codec=header.codecs[part.k_codec],
-        v_codec=header.codecs[part.v_codec],
-        tensors=tuple(
-            StoredTensor(t.name, t.dtype, t.shape, data[t.start : t.stop])
-            for t in range_tensors(header, part)
-        ),
-        fidelity=header.fidelity,
-    )
-
-
-def _range_path(header: SegmentHeader, part: LayerRange) -> str:
-    return f"$.ranges[{bisect_left(header.ranges, part.start, key=_start_of)}]"
 
 
 # --- seal --------------------------------------------------------------------------------------

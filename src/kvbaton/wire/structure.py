@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
@@ -23,16 +24,27 @@ from kvbaton.types import (
     TensorRecord,
 )
 from kvbaton.wire import fields as f
-from kvbaton.wire.limits import ALIGNMENT, MAX_SEGMENT_BYTES
+from kvbaton.wire.limits import ALIGNMENT, MAX_SEGMENT_BYTES, MAX_TENSOR_AXES
 
 RAW: tuple[JSON, ...] = ({"name": "raw"},)
 """The codec chain that stores K and V as they are."""
 
 Chain = tuple[JSON, ...]
 Expected = Mapping[str, tuple[str, tuple[int, ...] | None]]
-_Plan = tuple[tuple[str, str, tuple[int, ...] | None], ...]
 _TENSOR_FIELDS = frozenset({"data_offsets", "dtype", "shape"})
+_INT = frozenset({int})
 _SUFFIX = re.compile(r"[kv][a-z0-9_.]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor that a layer must have: its name without the layer, dtype, shape and size."""
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    axes: list[int]
+    size_bytes: int
 
 
 class Storage(Protocol):
@@ -153,7 +165,7 @@ def read_tensors(
     FormatError
         With the tensor's name in the path.
     """
-    plans: dict[tuple[int, int, int, int], _Plan] = {}
+    plans: dict[tuple[int, int, int, int], tuple[_Tensor, ...]] = {}
     records: list[TensorRecord] = []
     pads = 0
     for index, part in enumerate(ranges):
@@ -162,12 +174,12 @@ def read_tensors(
         if (plan := plans.get(key)) is None:
             plan = plans[key] = _plan(spec, part, codecs, storage, layout.dtype)
         cursor, prefix = part.start, tensor_prefix(part.layer)
-        for suffix, dtype, shape in plan:
-            record = _tensor(table, prefix + suffix, dtype, shape, cursor)
+        for wanted in plan:
+            record = _read_tensor(table, prefix + wanted.suffix, wanted, cursor)
             records.append(record)
             cursor = record.stop
-            if pad := pad_bytes(cursor):
-                cursor = _tensor(table, f"{record.name}-pad", "U8", (pad,), cursor).stop
+            if cursor % ALIGNMENT:
+                cursor = _read_pad(table, record)
                 pads += 1
         if cursor != part.stop:
             raise f.refuse(
@@ -182,42 +194,64 @@ def read_tensors(
 
 def _plan(
     spec: LayerLayout, part: LayerRange, codecs: Sequence[Chain], storage: Storage, dtype: str
-) -> _Plan:
-    """Tensors of one layer sorted by name; alike layers share it."""
-    expected: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+) -> tuple[_Tensor, ...]:
+    """Tensors of one layer sorted by name; alike layers share the plan."""
+    wanted = []
     for name, codec, dim in (("k", part.k_codec, spec.k_dim), ("v", part.v_codec, spec.v_dim)):
         shape = (spec.kv_heads, part.run.count, dim)
         at = f"$.codecs[{codec}]"
         stored = storage(codecs[codec], name=name, shape=shape, dtype=dtype, at=at)
-        for suffix in stored:
+        for suffix, (stored_dtype, axes) in sorted(stored.items()):
             if not (suffix.startswith(name) and _SUFFIX.fullmatch(suffix)):
                 raise f.refuse(f"bad tensor name {suffix[:80]!r}", Fault.UNKNOWN_TENSOR, at)
-        expected.update(stored)
-    return tuple((suffix, *expected[suffix]) for suffix in sorted(expected))
+            wanted.append(_wanted(suffix, stored_dtype, axes))
+    return tuple(wanted)
 
 
-def _tensor(
-    table: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...] | None, start: int
+def _wanted(suffix: str, dtype: str, shape: tuple[int, ...] | None) -> _Tensor:
+    size_bytes = 0 if shape is None else prod(shape) * DTYPE_BYTES[dtype]
+    return _Tensor(suffix, dtype, shape, list(shape or ()), size_bytes)
+
+
+def _read_tensor(table: Mapping[str, Any], name: str, wanted: _Tensor, start: int) -> TensorRecord:
+    """The entry of the tensor that must start at ``start``."""
+    entry = table.get(name)
+    stop = start + wanted.size_bytes
+    if (
+        entry == {"data_offsets": [start, stop], "dtype": wanted.dtype, "shape": wanted.axes}
+        and wanted.shape
+        and _INT.issuperset(map(type, entry["data_offsets"] + entry["shape"]))
+    ):
+        return TensorRecord(name, wanted.dtype, wanted.shape, start, stop)
+    return _read_odd_tensor(table, name, wanted, start)
+
+
+def _read_odd_tensor(
+    table: Mapping[str, Any], name: str, wanted: _Tensor, start: int
 ) -> TensorRecord:
+    """An entry of free length, or one that is wrong: field by field."""
     at = f'$["{name}"]'
     if name not in table:
         raise f.refuse(f"tensor {name!r} is missing", Fault.MISSING_TENSOR, at)
     entry = f.read_object(table[name], at, _TENSOR_FIELDS)
-    if entry["dtype"] != dtype:
-        raise _bad_dtype(entry["dtype"], dtype, at)
-    if shape is None:
-        axes = f.read_list(entry["shape"], f"{at}.shape", at_least=1, at_most=1)
-        shape = (f.read_int(axes[0], f"{at}.shape[0]", 1, MAX_SEGMENT_BYTES),)
-    elif entry["shape"] != list(shape) or bool in map(type, entry["shape"]):
+    if entry["dtype"] != wanted.dtype:
+        raise _bad_dtype(entry["dtype"], wanted.dtype, at)
+    axes = f.read_list(entry["shape"], f"{at}.shape", at_most=MAX_TENSOR_AXES)
+    for i in range(len(axes)):
+        f.read_int(axes, i, f"{at}.shape", 1, MAX_SEGMENT_BYTES)
+    if axes != wanted.axes and not (wanted.shape is None and len(axes) == 1):
         raise f.refuse(
-            f"shape {str(entry['shape'])[:80]} where {list(shape)} belongs",
-            Fault.SHAPE_MISMATCH,
-            f"{at}.shape",
+            f"shape {axes} where {wanted.axes} belongs", Fault.SHAPE_MISMATCH, f"{at}.shape"
         )
-    stop = start + prod(shape) * DTYPE_BYTES[dtype]
-    if entry["data_offsets"] != [start, stop] or bool in map(type, entry["data_offsets"]):
-        raise _bad_offsets(entry["data_offsets"], start, stop, f"{at}.data_offsets")
-    return TensorRecord(name, dtype, shape, start, stop)
+    stop = start + prod(axes) * DTYPE_BYTES[wanted.dtype]
+    _check_offsets(entry["data_offsets"], start, stop, f"{at}.data_offsets")
+    return TensorRecord(name, wanted.dtype, tuple(axes), start, stop)
+
+
+def _read_pad(table: Mapping[str, Any], record: TensorRecord) -> int:
+    """Where the pad behind a tensor ends."""
+    pad = _wanted("pad", "U8", (pad_bytes(record.stop),))
+    return _read_tensor(table, f"{record.name}-pad", pad, record.stop).stop
 
 
 def _bad_dtype(found: Any, wanted: str, at: str) -> FormatError:
@@ -229,17 +263,20 @@ def _bad_dtype(found: Any, wanted: str, at: str) -> FormatError:
     )
 
 
-def _bad_offsets(found: Any, start: int, stop: int, at: str) -> FormatError:
+def _check_offsets(found: Any, start: int, stop: int, at: str) -> None:
     f.read_list(found, at, at_least=2, at_most=2)
-    first = f.read_int(found[0], f"{at}[0]", 0, MAX_SEGMENT_BYTES)
-    last = f.read_int(found[1], f"{at}[1]", 0, MAX_SEGMENT_BYTES)
+    first = f.read_int(found, 0, at, 0, MAX_SEGMENT_BYTES)
+    last = f.read_int(found, 1, at, 0, MAX_SEGMENT_BYTES)
     if first > start:
-        return f.refuse(f"bytes {start} to {first} belong to no tensor", Fault.GAP, at)
+        raise f.refuse(f"bytes {start} to {first} belong to no tensor", Fault.GAP, at)
     if first < start:
-        return f.refuse(f"bytes {first} to {start} belong to two tensors", Fault.OVERLAP, at)
-    return f.refuse(
-        f"{last - first} bytes where shape and dtype need {stop - start}", Fault.SIZE_MISMATCH, at
-    )
+        raise f.refuse(f"bytes {first} to {start} belong to two tensors", Fault.OVERLAP, at)
+    if last != stop:
+        raise f.refuse(
+            f"{last - first} bytes where shape and dtype need {stop - start}",
+            Fault.SIZE_MISMATCH,
+            at,
+        )
 
 
 def _unknown_tensor(table: Mapping[str, Any], records: Sequence[TensorRecord]) -> FormatError:

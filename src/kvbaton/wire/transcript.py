@@ -77,7 +77,7 @@ def _parse(value: Any) -> Transcript:
     messages = f.read_list(top["messages"], "$.messages", at_most=MAX_MESSAGES)
     return Transcript(
         ids=read_ids(top["ids"], "$.ids"),
-        text=f.read_text(top["text"], "$.text", at_most=MAX_TRANSCRIPT_BYTES),
+        text=f.read_text(top, "text", "$", at_most=MAX_TRANSCRIPT_BYTES),
         messages=tuple(_parse_message(m, f"$.messages[{i}]") for i, m in enumerate(messages)),
     )
 
@@ -86,8 +86,8 @@ def read_ids(value: Any, at: str, *, at_least: int = 1) -> tuple[int, ...]:
     """A list of token ids; looked at one by one only where one is wrong."""
     ids = f.read_list(value, at, at_least=at_least, at_most=MAX_POSITION)
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_TOKEN_ID):
-        for i, token in enumerate(ids):
-            f.read_int(token, f"{at}[{i}]", 0, MAX_TOKEN_ID)
+        for i in range(len(ids)):
+            f.read_int(ids, i, at, 0, MAX_TOKEN_ID)
     return tuple(ids)
 
 
@@ -97,7 +97,7 @@ def _parse_message(value: Any, at: str) -> JSON:
         raise f.refuse("a message is an object", Fault.WRONG_TYPE, at)
     if "role" not in message:
         raise f.refuse("field 'role' is missing", Fault.MISSING_FIELD, f"{at}.role")
-    f.read_name(message["role"], f"{at}.role")
+    f.read_name(message, "role", at)
     return message
 
 
@@ -126,7 +126,7 @@ def _unpack(value: Any, at: str) -> Any:
     if type(value) is not dict:
         return value
     if value.keys() == {_FLOAT}:
-        return parse_hex_float(f.read_text(value[_FLOAT], at, at_most=64), at=at)
+        return parse_hex_float(f.read_text(value, _FLOAT, at, at_most=64), at=at)
     return {_unescape(key, at): _unpack(item, f"{at}.{key}") for key, item in value.items()}
 
 

@@ -15,7 +15,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help relay test test-low test-long lint format bench docs wheel changelog model clean
 
-PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v) 2>/dev/null)) python3)
+FIND_PYTHON := for p in python3.11 python3.12 python3.13 python3; do \
+  if $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+  then echo $$p; break; fi; done
+PYTHON ?= $(or $(shell $(FIND_PYTHON)),$(error Python 3.11 or newer with venv is needed: make PYTHON=...))
 MODEL ?= smollm2-135m
 BIN := .venv/bin
 SAY = @printf '\n==> %s\n' "$(1)"
@@ -84,7 +87,6 @@ clean: ## remove environments, builds and caches (pulled models stay)
 
 .venv/.stamp: pyproject.toml constraints.txt
 	$(call SAY,environment .venv with $(PYTHON): some minutes the first time)
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs,plot]'
 	@touch $@

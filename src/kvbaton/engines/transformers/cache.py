@@ -23,7 +23,7 @@ from kvbaton.types import KVLayout, LayerKind, LayerLayout
 _GROWTH = 1.5
 
 
-class _RoomyLayer(CacheLayerMixin):  # type: ignore[misc]
+class _RoomyLayer(CacheLayerMixin):
     """What both kinds of layer share: one buffer for K, one for V, and the true length."""
 
     is_compileable = False
@@ -71,7 +71,8 @@ class _RoomyLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _refuse_batches(self, *_: Any, **__: Any) -> None:
         raise InputError(
-            "a kvbaton cache holds one sequence", hint="generate with num_beams=1, one prompt at a time"
+            "a kvbaton cache holds one sequence",
+            hint="generate with num_beams=1, one prompt at a time",
         )
 
     reorder_cache = batch_repeat_interleave = batch_select_indices = _refuse_batches
@@ -166,7 +167,7 @@ class WindowLayer(_RoomyLayer):
     get_max_cache_shape = get_max_length
 
 
-class KVCache(Cache):  # type: ignore[misc]
+class KVCache(Cache):
     """The cache of one sequence, usable wherever transformers takes a cache.
 
     Positions are append-only: what was exported once stays what it was.  One request at a time

@@ -41,7 +41,14 @@ _GENERATION_DEFAULTS = frozenset(
      "pruned_heads")
 )  # fmt: skip
 """What configurations before 5.0 carried of generation; it has no part in the function."""
-_TOKENIZER_PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+_TOKENIZER_PARTS = (
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
+)
 _PROBES = (
     "The quick brown fox jumps over the lazy dog.", " leading and  double  spaces ", "\n\n\ttabs\r\n",
     "1234567890 3.14159", "don't we'll I'd", "Überraschung naïve 東京 жизнь 🙂👍🏽", "def f(x):\n    return x",
@@ -117,7 +124,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
     Truncation and padding are left out: calls change them, and they do not change meaning.
     """
-    described: dict[str, Any] = {"probes": [tokenizer.encode(p, add_special_tokens=True) for p in _PROBES]}
+    described: dict[str, Any] = {
+        "probes": [tokenizer.encode(p, add_special_tokens=True) for p in _PROBES]
+    }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         serialized = json.loads(backend.to_str())
@@ -148,7 +157,9 @@ def rope_digest(ropes: tuple[RopeSpec, ...]) -> str:
 
 def layout_digest(layout: KVLayout) -> str:
     """Digest of the layer structure."""
-    return digest_of([[s.kind, s.kv_heads, s.k_dim, s.v_dim, s.window, s.rope] for s in layout.layers])
+    return digest_of(
+        [[s.kind, s.kv_heads, s.k_dim, s.v_dim, s.window, s.rope] for s in layout.layers]
+    )
 
 
 def model_parts(model: Any, tokenizer: Any, layout: KVLayout, weights: str) -> dict[str, str]:
@@ -197,7 +208,9 @@ def refuse_quantized_or_sharded(model: Any) -> None:
         )
 
 
-def producer_record(model: Any, *, deterministic: bool, chunk: int | None) -> tuple[tuple[str, str], ...]:
+def producer_record(
+    model: Any, *, deterministic: bool, chunk: int | None
+) -> tuple[tuple[str, str], ...]:
     """Engine, versions, kernel, chunking and threads: recorded, shown, never compared."""
     record = {
         "engine": "transformers",

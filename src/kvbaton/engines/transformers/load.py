@@ -154,7 +154,9 @@ def prove_mask_is_honoured(engine: TransformersEngine) -> None:
     hiding = torch.tensor([[1, 0, 1], [1, 0, 1]], device=engine.device)
 
     def spread(mask: torch.Tensor) -> float:
-        out = engine.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        out = engine.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        )
         last = out.logits[:, -1].float()
         return float((last[0] - last[1]).abs().max())
 

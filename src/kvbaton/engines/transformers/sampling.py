@@ -1,13 +1,12 @@
 """Which token comes next: greedy, or drawn by a seeded generator of its own.
 
-All arithmetic of drawing runs on the CPU in float64 and the draw itself is one uniform number, so
+Probabilities are computed in float64 and the draw itself is one uniform number from the CPU, so
 that a seed gives the same tokens in every process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,8 @@ import torch
 from kvbaton.errors import InputError
 
 _FIRST_LOOK = 1024
+"""Tokens to look at first for top-p; sorting a whole vocabulary costs more than the draw."""
+_WITHOUT_FLOAT64 = ("mps",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,6 @@ class Sampling:
         Draw from that many most probable tokens; 0 is no limit.
     seed
         0 to 2^63 - 1; None draws a new one.
-    repetition_penalty
-        Logits of tokens that occurred are divided by it where positive, multiplied where
-        negative (CTRL, Keskar et al. 2019); 1 changes nothing.
 
     Raises
     ------
@@ -45,7 +43,6 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", ">= 0")
@@ -53,8 +50,6 @@ class Sampling:
         _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", "an integer >= 0")
         seed_ok = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63)
         _require(seed_ok, "seed", "an integer from 0 to 2^63 - 1")
-        penalty = self.repetition_penalty
-        _require(math.isfinite(penalty) and penalty > 0, "repetition_penalty", "> 0")
 
     @property
     def is_greedy(self) -> bool:
@@ -72,20 +67,28 @@ def _require(condition: bool, name: str, what: str) -> None:  # noqa: FBT001
 
 
 class Sampler:
-    """Chooses the tokens of one answer; its generator is its own."""
+    """Chooses the tokens of one answer; its generator is its own.
 
-    def __init__(self, sampling: Sampling) -> None:
+    Parameters
+    ----------
+    sampling
+        How tokens are chosen.
+    device
+        Where candidates are picked out: that of the logits.
+    """
+
+    def __init__(self, sampling: Sampling, device: torch.device | str = "cpu") -> None:
         self.sampling = sampling
+        wanted = torch.device(device)
+        self._device = torch.device("cpu") if wanted.type in _WITHOUT_FLOAT64 else wanted
         self._generator = torch.Generator("cpu")
         if sampling.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(sampling.seed)
 
-    def __call__(self, logits: torch.Tensor, context: Sequence[int] = ()) -> int:
+    def __call__(self, logits: torch.Tensor) -> int:
         """Choose a token by ``logits`` ``[vocab]``; ties go to the lowest id.
-
-        ``context`` are the ids that the repetition penalty applies to.
 
         Raises
         ------
@@ -94,18 +97,18 @@ class Sampler:
         """
         if logits.dim() != 1 or logits.numel() == 0:
             raise InputError(f"logits must have the shape [vocab], not {list(logits.shape)}")
-        scores = self._penalized(logits, context)
-        best = int(torch.argmax(scores))
-        if not bool(torch.isfinite(scores[best])):
+        best = int(torch.argmax(logits))
+        if not bool(torch.isfinite(logits[best])):
             raise InputError("the model's logits are not finite")
-        return best if self.sampling.is_greedy else self._draw(scores)
+        return best if self.sampling.is_greedy else self._draw(logits)
 
-    def candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids that can be drawn, most probable first, and their probabilities (float64).
+    def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids that can be drawn, and their probabilities (float64).
 
-        ``scores`` are logits ``[vocab]``; temperature, then top-k, then top-p.
+        ``logits`` ``[vocab]`` go through temperature, then top-k, then top-p.  With either limit
+        the most probable ids come first; without, all ids come in ascending order.
         """
-        scaled = scores.detach().to("cpu", torch.float64)
+        scaled = logits.detach().to(self._device, torch.float64)
         scaled = (scaled - scaled.max()) / self.sampling.temperature
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
@@ -113,33 +116,23 @@ class Sampler:
             return _nucleus(ids, torch.softmax(scaled[ids], 0), top_p)
         probabilities = torch.softmax(scaled, 0)
         if top_p == 1:
-            return torch.arange(scaled.numel()), probabilities
+            return torch.arange(scaled.numel(), device=scaled.device), probabilities
         ids = _largest(scaled, _FIRST_LOOK)
         if float(probabilities[ids].sum()) < top_p:
             ids = _largest(scaled, scaled.numel())
         return _nucleus(ids, probabilities[ids], top_p)
 
-    def _draw(self, scores: torch.Tensor) -> int:
-        ids, probabilities = self.candidates(scores)
-        cumulative = torch.cumsum(probabilities, 0)
+    def _draw(self, logits: torch.Tensor) -> int:
+        ids, probabilities = self.candidates(logits)
+        cumulative = torch.cumsum(probabilities, 0).cpu()
         uniform = torch.rand(1, generator=self._generator, dtype=torch.float64)
         index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
         return int(ids[min(int(index), ids.numel() - 1)])
 
-    def _penalized(self, logits: torch.Tensor, context: Sequence[int]) -> torch.Tensor:
-        penalty = self.sampling.repetition_penalty
-        if penalty == 1 or not context:
-            return logits
-        seen = torch.tensor(sorted(set(context)), device=logits.device)
-        scores = logits.float().clone()
-        old = scores[seen]
-        scores[seen] = torch.where(old > 0, old / penalty, old * penalty)
-        return scores
-
 
 def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
     """Ids of the ``k`` largest values, descending; of equal ones the lowest ids come first."""
-    ids = torch.arange(values.numel())
+    ids = torch.arange(values.numel(), device=values.device)
     if k < values.numel():
         threshold = torch.topk(values, k).values[-1]
         ids = ids[values >= threshold]

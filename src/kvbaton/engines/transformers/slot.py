@@ -63,7 +63,9 @@ class CacheSlot(Slot):
     def _check(self, part: AlignedLayer) -> None:
         at = f"$.layers[{part.layer}]"
         if not 0 <= part.layer < len(self._layout.layers):
-            raise FormatError(f"the model has no layer {part.layer}", fault=Fault.OUT_OF_RANGE, at=at)
+            raise FormatError(
+                f"the model has no layer {part.layer}", fault=Fault.OUT_OF_RANGE, at=at
+            )
         if part.run.first != self._next[part.layer] or part.run.stop > self._tokens:
             raise FormatError(
                 f"layer {part.layer} goes on at position {part.run.first} instead of "

@@ -1,0 +1,80 @@
+"""kvbaton: one LLM agent hands its KV cache to the next.
+
+Public names are imported on first use, so ``import kvbaton`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbaton.api import Agent, load, wrap
+    from kvbaton.context import Context
+    from kvbaton.conversation import Turn
+    from kvbaton.engines.transformers.sampling import Sampling
+    from kvbaton.errors import KvbatonError
+    from kvbaton.relay import Relay
+    from kvbaton.seals import TrustDomain, local_domain
+    from kvbaton.stores import open_store
+    from kvbaton.triggers import end_of_turn, marker, predicate, router, tool_call
+    from kvbaton.types import Baton, BatonRef, Receipt
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Agent": "api",
+    "Baton": "types",
+    "BatonRef": "types",
+    "Context": "context",
+    "KvbatonError": "errors",
+    "Receipt": "types",
+    "Relay": "relay",
+    "Sampling": "engines.transformers.sampling",
+    "TrustDomain": "seals",
+    "Turn": "conversation",
+    "end_of_turn": "triggers",
+    "load": "api",
+    "local_domain": "seals",
+    "marker": "triggers",
+    "open_store": "stores",
+    "predicate": "triggers",
+    "router": "triggers",
+    "tool_call": "triggers",
+    "wrap": "api",
+}
+
+__all__ = [
+    "Agent",
+    "Baton",
+    "BatonRef",
+    "Context",
+    "KvbatonError",
+    "Receipt",
+    "Relay",
+    "Sampling",
+    "TrustDomain",
+    "Turn",
+    "end_of_turn",
+    "load",
+    "local_domain",
+    "marker",
+    "open_store",
+    "predicate",
+    "router",
+    "tool_call",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvbaton' has no attribute {name!r}")
+    value = getattr(import_module(f"kvbaton.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,611 @@
+"""Agents: thin, over the relay.
+
+An agent keeps its conversation and its cache across turns.  ``run`` answers, ``hand_off`` passes
+what is computed on, ``take`` goes on from what another agent has computed, and every answer
+carries a receipt that says what was reused and why.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvbaton.clock import Clock
+from kvbaton.conversation import Conversation, Turn, clip
+from kvbaton.decoding import Answer, Decoding, decode
+from kvbaton.engines.base import Engine
+from kvbaton.errors import (
+    BatonRefused,
+    BatonUnavailable,
+    EmptyInput,
+    InputError,
+    NotTrusted,
+    WindowExceeded,
+)
+from kvbaton.outbox import Outbox
+from kvbaton.reasons import unavailable_reason
+from kvbaton.relay import Relay, Taken
+from kvbaton.types import (
+    JSON,
+    Baton,
+    BatonRef,
+    Fidelity,
+    FidelityClass,
+    Hops,
+    Mode,
+    Outcome,
+    Reason,
+    ReasonCode,
+    Receipt,
+    Role,
+    Route,
+    SegmentRef,
+    Span,
+    Terms,
+    common_prefix,
+    worst_fidelity,
+)
+
+DEADLINE_S = 60.0
+"""Default time to the first token of a take."""
+
+Messages = Sequence[Mapping[str, Any]]
+Log = Callable[[Receipt], None]
+
+
+@dataclass
+class _Prompt:
+    """Ids to answer to, of which a baton or an own cache may cover the beginning."""
+
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    messages: list[JSON]
+    opens_reasoning: bool = False
+
+
+@dataclass
+class _Account:
+    """What goes into a receipt, gathered on the way."""
+
+    outcome: Outcome
+    mode: Mode
+    route: Route
+    clock: Clock = field(default_factory=Clock)
+    baton: Baton | None = None
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[Reason, ...] = ()
+    reused: int = 0
+    pending: int = 0
+    bytes_moved: int = 0
+    bytes_deduplicated: int = 0
+    first_divergence: int | None = None
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    hops: Hops = field(default_factory=Hops)
+    parents: tuple[str, ...] = ()
+    held: tuple[SegmentRef, ...] = ()
+
+
+class Agent:
+    """One agent: a name, an engine, a relay to hand over through.
+
+    Parameters
+    ----------
+    name
+        How receipts and batons call it.
+    engine
+        Loaded by ``kvbaton.load`` or ``kvbaton.wrap``.
+    relay
+        Store and trust domain.
+    system
+        The agent's own system prompt.
+    preamble
+        Text that several agents share, from a ``Context``; it opens every conversation.
+    tools
+        Tool descriptions, as chat templates take them.
+    stream
+        Store full segments while decoding, so that a hand-off has only the tail left to do.
+    log
+        Called with every receipt.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        relay: Relay,
+        *,
+        system: str | None = None,
+        preamble: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stream: bool = True,
+        log: Log | None = None,
+    ) -> None:
+        self.name, self.engine, self.relay = name, engine, relay
+        self.system, self.preamble, self.tools = system, preamble, tools
+        self.stream, self.log = stream, log
+        self.conversation: Conversation | None = None
+
+    def forget(self) -> None:
+        """Drop the conversation and its cache."""
+        self.conversation = None
+
+    # -- run ------------------------------------------------------------------------------------
+
+    def run(
+        self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
+    ) -> Turn:
+        """Answer a prompt, or a whole list of chat messages.
+
+        A prompt goes on in the agent's conversation; messages are rendered anew, and whatever
+        they have in common with the conversation, or with a prefix in the store, is reused.
+
+        Parameters
+        ----------
+        prompt, messages
+            One of the two.
+        options
+            Fields of ``Decoding``: ``max_new_tokens``, ``sampling``, ``stop``, ``on_text``,
+            ``hand_off_when``.
+
+        Raises
+        ------
+        EmptyInput, InputError
+            There is nothing to answer, or messages that the template refuses.
+        WindowExceeded
+            The prompt does not fit the model's window.
+        """
+        how = _decoding(options)
+        account = _Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
+        known = self.conversation if messages is None else None
+        if known is not None and prompt is not None:
+            asked = self._goes_on(known.ids, [{"role": "user", "content": _filled(prompt)}])
+            return self._answer_from(known, _behind(known, asked), how, account)
+        wanted = self._fresh(prompt, messages)
+        return self._answer_reusing(wanted, how, account)
+
+    def _fresh(self, prompt: str | None, messages: Messages | None) -> _Prompt:
+        if (prompt is None) == (messages is None):
+            raise InputError("give a prompt or messages, one of the two")
+        given = [dict(m) for m in messages or ()]
+        if prompt is not None:
+            given = [*_system_message(self.system), {"role": "user", "content": _filled(prompt)}]
+        if not given:
+            raise EmptyInput("there are no messages")
+        return self._render(given)
+
+    def _render(self, messages: list[JSON]) -> _Prompt:
+        chat = self.engine.chat
+        if self.preamble is not None:
+            rendered = chat.render_shared(self.preamble, None, messages)
+        else:
+            rendered = chat.render(messages, tools=self.tools)
+        return _Prompt(rendered.ids, rendered.spans, messages, rendered.opens_reasoning)
+
+    def _goes_on(self, ids: Sequence[int], new: list[JSON]) -> _Prompt:
+        suffix = self.engine.chat.suffix(ids, new, tools=self.tools)
+        return _Prompt(suffix.ids, suffix.spans, new, suffix.opens_reasoning)
+
+    def _answer_reusing(self, wanted: _Prompt, how: Decoding, account: _Account) -> Turn:
+        """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
+        self._require_window(wanted)
+        known = self.conversation
+        if known is not None and common_prefix(known.ids, wanted.ids) >= known.cache.length:
+            if len(wanted.ids) > known.cache.length:
+                return self._answer_from(known, wanted, how, account)
+        found = self.relay.find_prefix(wanted.ids)
+        cache = None
+        if found:
+            tokens = found[-1].span.stop
+            taken = self.relay.attach(
+                found,
+                wanted.ids,
+                tokens,
+                room=self._room(wanted, tokens, how),
+                deadline_s=DEADLINE_S,
+            )
+            cache = self._account_for(taken, account)
+            if cache is not None:
+                account.route, account.parents = Route.BATON, ()
+                account.reasons = (
+                    Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
+                )
+        return self._answer(cache, wanted, how, account)
+
+    def _answer_from(
+        self, known: Conversation, wanted: _Prompt, how: Decoding, account: _Account
+    ) -> Turn:
+        """Go on in the agent's own cache."""
+        self._require_window(wanted)
+        account.reused, account.held = known.cache.length, known.held
+        account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
+        account.parents, account.hops = known.parents, known.hops
+        if known.outbox is not None:
+            account.held = known.source(0, 0).held
+        return self._answer(known.cache, wanted, how, account)
+
+    def _require_window(self, wanted: _Prompt) -> None:
+        if len(wanted.ids) > self.engine.max_tokens:
+            raise WindowExceeded(
+                f"the prompt has {len(wanted.ids)} tokens, the model's window holds "
+                f"{self.engine.max_tokens}",
+                hint="shorten the input, or use a model with a longer window",
+            )
+
+    def _room(self, wanted: _Prompt, reused: int, how: Decoding) -> int:
+        """Positions to make room for behind a reused prefix."""
+        return len(wanted.ids) - reused + min(how.max_new_tokens, self.engine.default_room)
+
+    # -- hand off -------------------------------------------------------------------------------
+
+    def hand_off(
+        self,
+        turn: Turn,
+        *,
+        mode: Mode | str = Mode.CONTINUE,
+        instruction: str = "",
+        summary: str = "",
+        goal: str = "",
+        round: int = 0,  # noqa: A002 - the field's name in the manifest
+        receiver: str = "",
+    ) -> Baton:
+        """Hand a turn's context off: store what is not in the store yet, and the baton.
+
+        ``shared-prefix`` hands off the shared preamble only.
+
+        Raises
+        ------
+        InputError
+            There is no shared preamble, or the mode is not known.
+        StaleTurn
+            The cache has moved on and window layers no longer hold the turn's state.
+        StoreError
+            The store could not take it.
+        """
+        wanted, conversation = _mode(mode), turn.conversation
+        tokens, cached = turn.tokens, turn.cached
+        if wanted is Mode.SHARED_PREFIX:
+            tokens = cached = conversation.shared_tokens
+            if tokens == 0:
+                raise InputError(
+                    "this conversation has no shared preamble", hint="give the agent one"
+                )
+        elif wanted is Mode.SLICE:
+            raise InputError(
+                "slices are not supported yet", hint="use 'continue' or 'shared-prefix'"
+            )
+        source = conversation.source(tokens, cached)
+        return self.relay.hand_off(
+            source,
+            sender=self.name,
+            mode=wanted,
+            text=self.engine.chat.text_of(source.ids),
+            spans=clip(conversation.spans, tokens),
+            messages=() if wanted is Mode.SHARED_PREFIX else tuple(turn.messages),
+            terms=Terms(instruction, summary, goal, round, receiver),
+        )
+
+    # -- take -----------------------------------------------------------------------------------
+
+    def take(
+        self,
+        baton: Baton | BatonRef | str,
+        instruction: str = "",
+        *,
+        messages: Messages | None = None,
+        mode: Mode | str | None = None,
+        deadline_s: float = DEADLINE_S,
+        strict: bool = False,
+        minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
+        **options: Any,
+    ) -> Turn:
+        """Go on from a baton.
+
+        Parameters
+        ----------
+        baton
+            A baton, its reference, or its id in this agent's store.
+        instruction
+            What the receiver is to do; a new turn behind the sender's conversation.  Without one
+            the sender's own instruction in the baton is used.
+        messages
+            The caller's own messages: used when the baton is not trusted or not available, and,
+            where there is no instruction, as the prompt whose common prefix is reused.
+        mode
+            The baton's own mode by default.
+        deadline_s
+            Seconds to the first token; past it, what is left is prefilled as text.
+        strict
+            Raise instead of falling back.
+        minimum
+            The least fidelity that is acceptable.
+        options
+            Fields of ``Decoding``.
+
+        Raises
+        ------
+        NotTrusted, BatonUnavailable
+            The baton cannot be used and there are no messages to answer instead.
+        BatonRefused
+            ``strict``, and the baton's cache was not used.
+        EmptyInput
+            The receiver adds no tokens.
+        """
+        how = _decoding(options)
+        clock = Clock()
+        try:
+            with clock.phase("get"):
+                opened = self.relay.open(baton)
+        except (NotTrusted, BatonUnavailable) as error:
+            return self._without_baton(error, messages, strict, how, clock)
+        wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
+        account = _Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
+        account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
+        wanted = self._prompt_for(opened, instruction, messages, account)
+        taken = self._take_kv(opened, wanted, how, account, deadline_s, FidelityClass(minimum))
+        if strict and account.route is Route.TEXT:
+            reason = account.reasons[0]
+            raise BatonRefused(
+                f"the baton's cache was not used: {reason.sentence}",
+                reason_code=reason.code.value,
+                at=reason.at,
+            )
+        return self._answer(taken, wanted, how, account)
+
+    def _without_baton(
+        self,
+        error: NotTrusted | BatonUnavailable,
+        messages: Messages | None,
+        strict: bool,
+        how: Decoding,
+        clock: Clock,
+    ) -> Turn:
+        """Answer the caller's own messages; nothing of the baton is used."""
+        if messages is None or strict:
+            raise error
+        if isinstance(error, NotTrusted):
+            reason = Reason(ReasonCode.DOMAIN_DIFFERS, error.sentence, error.at)
+            outcome = Outcome.NOT_TRUSTED
+        else:
+            reason, outcome = unavailable_reason(error), Outcome.UNAVAILABLE
+        account = _Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
+        wanted = self._render([dict(m) for m in messages])
+        self._require_window(wanted)
+        return self._answer(None, wanted, how, account)
+
+    def _prompt_for(
+        self, baton: Baton, instruction: str, messages: Messages | None, account: _Account
+    ) -> _Prompt:
+        """The receiver's prompt, by mode."""
+        said = instruction or ("" if messages else baton.manifest.terms.instruction)
+        if account.mode is Mode.SHARED_PREFIX:
+            return self._shared_prompt(said, messages)
+        if account.mode is not Mode.CONTINUE:
+            raise InputError(f"mode {account.mode.value!r} is not supported yet")
+        if not said and messages:
+            return self._render([dict(m) for m in messages])
+        return self._continued(baton, said, account)
+
+    def _shared_prompt(self, said: str, messages: Messages | None) -> _Prompt:
+        if self.preamble is None:
+            raise InputError(
+                "the receiver has no shared preamble", hint="give the agent the same Context"
+            )
+        given = [dict(m) for m in messages or ()]
+        if not given:
+            given = [*_system_message(self.system), {"role": "user", "content": _filled(said)}]
+        return self._render(given)
+
+    def _continued(self, baton: Baton, said: str, account: _Account) -> _Prompt:
+        """The sender's conversation and, behind it, the receiver's role and instruction."""
+        chat, words = self.engine.chat, baton.transcript
+        turn = chat.handoff_turn(self.system, said, tools=self.tools)
+        had_system = any(span.role in (Role.SYSTEM, Role.SHARED) for span in baton.manifest.spans)
+        if self.system and had_system:
+            account.warnings += (
+                Reason(
+                    ReasonCode.TWO_SYSTEM_PROMPTS,
+                    f"the conversation began with another system prompt than {self.name}'s own, "
+                    "which stands in its new turn",
+                ),
+            )
+        if "tokenizer" in baton.manifest.function.differing(self.engine.function):
+            return self._render([*(dict(m) for m in words.messages), *turn])
+        suffix = self._goes_on(words.ids, turn)
+        return _Prompt(
+            words.ids + suffix.ids,
+            (*baton.manifest.spans, *suffix.spans),
+            [*(dict(m) for m in words.messages), *turn],
+            suffix.opens_reasoning,
+        )
+
+    def _take_kv(
+        self,
+        baton: Baton,
+        wanted: _Prompt,
+        how: Decoding,
+        account: _Account,
+        deadline_s: float,
+        minimum: FidelityClass,
+    ) -> Any:
+        """The baton's cache, attached as far as the prompt agrees with it; None on route text."""
+        ids = baton.transcript.ids
+        agreed = common_prefix(ids, wanted.ids)
+        if agreed < len(ids):
+            account.first_divergence = agreed
+        reusable = min(agreed, len(wanted.ids) - 1)
+        taken = self.relay.take(
+            baton,
+            prompt_tokens=len(wanted.ids),
+            reusable=reusable,
+            room=self._room(wanted, reusable, how),
+            deadline_s=self._kv_deadline(deadline_s, account.clock, len(wanted.ids)),
+            minimum=minimum,
+        )
+        cache = self._account_for(taken, account)
+        account.parents = (baton.id,)
+        if cache is None:
+            account.outcome, account.hops = Outcome.KV_UNUSABLE, Hops()
+            account.parents, account.fidelity = (), Fidelity()
+        elif agreed == len(ids):
+            account.pending = baton.manifest.pending_tokens
+        self._require_window(wanted)
+        return cache
+
+    def _kv_deadline(self, deadline_s: float, clock: Clock, tokens: int) -> float:
+        """When to give the cache up, so that a prefill as text still makes the deadline."""
+        speed = self.engine.prefill_tokens_per_s
+        prefill_s = tokens / speed if speed else 0.0
+        left = deadline_s - clock.elapsed()
+        return max(left - prefill_s, min(left, 0.1 * deadline_s))
+
+    def _account_for(self, taken: Taken, account: _Account) -> Any:
+        for phase, seconds in taken.seconds.items():
+            account.clock.seconds[phase] = account.clock.seconds.get(phase, 0.0) + seconds
+        account.route, account.reused = taken.route, taken.reused
+        account.reasons += taken.reasons
+        account.bytes_moved, account.held = taken.bytes_moved, taken.held
+        account.fidelity = worst_fidelity(*(ref.fidelity for ref in taken.held))
+        return taken.cache
+
+    # -- answer ---------------------------------------------------------------------------------
+
+    def _answer(self, cache: Any, wanted: _Prompt, how: Decoding, account: _Account) -> Turn:
+        """Decode behind whatever is attached, keep the conversation, write the receipt."""
+        if cache is None:
+            account.reused = account.pending = 0
+            cache = self.engine.new_cache(self._room(wanted, 0, how))
+        talk = Conversation(
+            cache,
+            list(wanted.ids),
+            list(wanted.spans),
+            list(wanted.messages),
+            account.held,
+            account.parents,
+            account.hops,
+        )
+        if self.stream:
+            talk.outbox = Outbox(self.relay, cache, account.held)
+        clock = account.clock
+
+        def settled(sampled: Sequence[int]) -> None:
+            if talk.outbox is not None:
+                talk.outbox.offer(cache.length, lambda: (*wanted.ids, *sampled))
+
+        def first_token() -> None:
+            clock.seconds["ttft"] = clock.elapsed()
+
+        try:
+            answer = decode(
+                self.engine,
+                cache,
+                wanted.ids[account.reused :],
+                how,
+                settled=settled,
+                first_token=first_token,
+            )
+        finally:
+            if talk.outbox is not None:
+                talk.outbox.close()
+        return self._conclude(talk, wanted, answer, account)
+
+    def _conclude(
+        self, talk: Conversation, wanted: _Prompt, answer: Answer, account: _Account
+    ) -> Turn:
+        chat, clock = self.engine.chat, account.clock
+        talk.ids.extend(answer.ids)
+        talk.spans.extend(
+            chat.answer_spans(
+                answer.ids, first=len(wanted.ids), inside_reasoning=wanted.opens_reasoning
+            )
+        )
+        said = [i for i in answer.ids if i not in chat.stop_ids]
+        talk.messages.append({"role": "assistant", "content": chat.text_of(said)})
+        clock.seconds["first_forward"] = answer.ttft_s
+        clock.seconds["total"] = clock.elapsed()
+        receipt = self._receipt(wanted, answer, account)
+        turn = Turn(
+            agent=self.name,
+            text=answer.text,
+            ids=answer.ids,
+            receipt=receipt,
+            finish=answer.finish,
+            conversation=talk,
+            tokens=len(talk.ids),
+            cached=talk.cache.length,
+            fired=answer.fired,
+        )
+        self.conversation = talk
+        if self.log is not None:
+            self.log(receipt)
+        if answer.fired is not None:
+            return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))
+        return turn
+
+    def _receipt(self, wanted: _Prompt, answer: Answer, account: _Account) -> Receipt:
+        baton = account.baton
+        return Receipt(
+            id=uuid.uuid4().hex,
+            agent=self.name,
+            model=self.engine.name,
+            outcome=account.outcome,
+            mode=account.mode,
+            route=account.route,
+            baton=baton.id if baton is not None else None,
+            reasons=account.reasons,
+            warnings=account.warnings,
+            context_tokens=len(wanted.ids),
+            reused_tokens=account.reused,
+            pending_tokens=account.pending,
+            computed_tokens=answer.computed_tokens,
+            generated_tokens=len(answer.ids),
+            bytes_moved=account.bytes_moved,
+            bytes_deduplicated=baton.bytes_deduplicated if baton is not None else 0,
+            seconds=dict(account.clock.seconds),
+            sender_seconds=dict(baton.seconds) if baton is not None else {},
+            fidelity=account.fidelity,
+            hops=account.hops,
+            freshness="unknown",
+            first_divergence=account.first_divergence,
+            finish=answer.finish,
+        )
+
+
+def _decoding(options: Mapping[str, Any]) -> Decoding:
+    known = Decoding.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
+        )
+    return Decoding(**options)
+
+
+def _mode(mode: Mode | str) -> Mode:
+    try:
+        return Mode(mode)
+    except ValueError:
+        raise InputError(
+            f"unknown mode {mode!r}", hint=f"known: {', '.join(m.value for m in Mode)}"
+        ) from None
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise EmptyInput("there is nothing to read: the text is blank")
+    return text
+
+
+def _system_message(system: str | None) -> list[JSON]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _behind(known: Conversation, asked: _Prompt) -> _Prompt:
+    """The whole prompt of a conversation that goes on."""
+    return _Prompt(
+        (*known.ids, *asked.ids),
+        (*known.spans, *asked.spans),
+        [*known.messages, *asked.messages],
+        asked.opens_reasoning,
+    )

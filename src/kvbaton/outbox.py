@@ -1,0 +1,85 @@
+"""Storing full segments while the sender still decodes.
+
+Settled positions never change, so a thread can export, encode, hash and put them beside the
+decode loop; when the turn ends only the tail is left to do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvbaton.errors import KvbatonError
+from kvbaton.clock import Clock
+from kvbaton.relay import Relay
+from kvbaton.types import SegmentRef
+
+
+class Outbox:
+    """Ships the full segments of one growing cache.
+
+    A store that fails ends the streaming, not the turn: the hand-off tries again and raises.
+    """
+
+    def __init__(self, relay: Relay, cache: Any, held: Sequence[SegmentRef] = ()) -> None:
+        self._relay, self._cache = relay, cache
+        size = relay.segment_tokens
+        self._refs = [ref for ref in held if ref.span.count % size == 0]
+        self._done = self._refs[-1].span.stop if self._refs else 0
+        self._wanted: tuple[int, tuple[int, ...]] = (0, ())
+        self._wake = threading.Condition()
+        self._closed = not relay.engine.layout.full_layers
+        self._failure: KvbatonError | None = None
+        self._thread: threading.Thread | None = None
+        self.bytes_written = 0
+
+    def offer(self, cached: int, ids: Callable[[], Sequence[int]]) -> None:
+        """Say that the first ``cached`` positions are settled; returns at once.
+
+        ``ids`` gives the ids of the sequence; it is asked only when a segment became full.
+        """
+        full = cached - cached % self._relay.segment_tokens
+        if self._closed or full <= max(self._done, self._wanted[0]):
+            return
+        with self._wake:
+            self._wanted = (full, tuple(ids()[:full]))
+            self._wake.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kvbaton-outbox", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._wanted[0] > self._done)
+                stop, ids = self._wanted
+                if self._done >= stop:
+                    return
+            try:
+                spans = self._relay.spans(self._done, stop)
+                for ref, written in self._relay.ship(self._cache, ids, spans, Clock()):
+                    self._refs.append(ref)
+                    self._done = ref.span.stop
+                    self.bytes_written += written
+            except KvbatonError as error:
+                self._failure = error
+                return
+
+    def finish(self) -> tuple[SegmentRef, ...]:
+        """Wait for what was offered; the segments that are stored now."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join()
+        return tuple(self._refs)
+
+    def close(self) -> None:
+        """Take no more offers; what is under way goes on."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+
+    @property
+    def failure(self) -> KvbatonError | None:
+        """Why streaming ended early, if it did."""
+        return self._failure

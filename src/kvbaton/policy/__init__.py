@@ -1,0 +1,1 @@
+"""Policy: which route; pure functions of a manifest and a context."""

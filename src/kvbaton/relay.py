@@ -1,0 +1,501 @@
+"""The flow, whole: five pairs of inverses between a sender's cache and a receiver's.
+
+::
+
+    hand_off:  export -> slice -> encode -> seal -> put
+    take:      get -> verify -> decode -> align -> attach
+
+Every arrow is an iterator of (segment, layer), so a full segment is stored while the sender still
+decodes, and layer 0 is attached before the last layer arrives.  One type per arrow: what has not
+been verified cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
+from threading import Event, Thread
+from typing import Any
+
+from kvbaton import codecs
+from kvbaton.arrows import (
+    Opened,
+    align_layers,
+    decode_layers,
+    encode_layers,
+    get_layers,
+    slice_layers,
+    verify_layers,
+)
+from kvbaton.clock import Clock
+from kvbaton.engines.base import Engine
+from kvbaton.errors import Fault, FormatError, KvbatonError, NotTrusted, StoreError
+from kvbaton.policy import gates
+from kvbaton.reasons import located, reason_of, unavailable
+from kvbaton.seals import TrustDomain
+from kvbaton.stores import Key, Kind, Store, open_store
+from kvbaton.types import (
+    Baton,
+    BatonRef,
+    EncodedLayer,
+    FidelityClass,
+    Hops,
+    Manifest,
+    Mode,
+    Reason,
+    ReasonCode,
+    Route,
+    SealedSegment,
+    SegmentKind,
+    SegmentRef,
+    SegmentSpan,
+    Span,
+    Terms,
+    Transcript,
+    worst_fidelity,
+)
+from kvbaton.wire import limits, manifest, prefix, segment, transcript
+from kvbaton.wire.binding import check_segment, check_transcript, run_digests
+from kvbaton.wire.digests import baton_id
+
+SEGMENT_TOKENS = 256
+"""Tokens of a full segment."""
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Called with the name of an event and its facts; never with text or tensors."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a sender hands off.
+
+    ``ids`` are the tokens of the conversation: the first ``cached`` have KV in ``cache``, the rest
+    are pending.  ``held`` are segments of a store that back the head of the cache already.
+    """
+
+    cache: Any
+    cached: int
+    ids: tuple[int, ...]
+    held: tuple[SegmentRef, ...] = ()
+    parents: tuple[str, ...] = ()
+    hops: Hops = field(default_factory=Hops)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """Segments that are in the store, and what it cost to bring them there."""
+
+    segments: tuple[SegmentRef, ...]
+    bytes_written: int
+    bytes_deduplicated: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a take attached: a cache of ``reused`` positions, or None with the reasons."""
+
+    cache: Any | None
+    reused: int
+    route: Route
+    reasons: tuple[Reason, ...] = ()
+    held: tuple[SegmentRef, ...] = ()
+    bytes_moved: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Relay:
+    """Hands batons over for one engine, through one store, within one trust domain.
+
+    Parameters
+    ----------
+    engine
+        The model whose caches are handed over.
+    store
+        Where segments, batons, transcripts and prefix records go.
+    domain
+        The trust domain; its keys address everything.
+    segment_tokens
+        Tokens of a full segment.
+    observer
+        Is told of events as they happen.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        domain: TrustDomain,
+        *,
+        segment_tokens: int = SEGMENT_TOKENS,
+        codec: codecs.CodecChain = codecs.EXACT,
+        observer: Observer | None = None,
+    ) -> None:
+        self.engine, self.store, self.domain = engine, store, domain
+        self.segment_tokens, self.codec = segment_tokens, codec
+        self.observe: Observer = observer or (lambda event, facts: None)
+
+    # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
+
+    def ship(
+        self, cache: Any, ids: Sequence[int], spans: Sequence[SegmentSpan], clock: Clock
+    ) -> Iterator[tuple[SegmentRef, int]]:
+        """Bring spans of a cache into the store; yields each segment and the bytes written."""
+        exported = clock.timed("export", self.engine.export(cache, spans))
+        encoded = clock.timed("encode", encode_layers(slice_layers(exported), self.codec))
+        for sealed in clock.timed("seal", self._seal(encoded, ids)):
+            yield self._put(sealed, ids, clock)
+
+    def _seal(self, encoded: Iterable[EncodedLayer], ids: Sequence[int]) -> Iterator[SealedSegment]:
+        keys, function = self.domain.keys, self.engine.function.digest
+        for span, layers in groupby(encoded, key=attrgetter("span")):
+            ((tokens, before),) = run_digests(keys, function, ids, [span])
+            yield segment.seal_segment(
+                layers,
+                keys=keys,
+                function=function,
+                layout=self.engine.layout,
+                producer=self.engine.producer,
+                token_digest=tokens,
+                prefix_key=before,
+            )
+
+    def _put(
+        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock
+    ) -> tuple[SegmentRef, int]:
+        with clock.phase("put"):
+            header = sealed.header
+            written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
+            ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
+            self._index(ref, ids)
+        self.observe("segment-stored", {"span": ref.span, "bytes": written})
+        return ref, written
+
+    def _index(self, ref: SegmentRef, ids: Sequence[int]) -> None:
+        """Let other prompts with the same beginning find a full, exact segment."""
+        if not self._is_indexed(ref):
+            return
+        (after,) = self.domain.keys.prefix_keys(self.engine.function.digest, ids, [ref.span.stop])
+        record = prefix.PrefixRecord(
+            function=self.engine.function.digest,
+            address=ref.address,
+            size_bytes=ref.size_bytes,
+            first=ref.span.first,
+            ids=tuple(ids[ref.span.first : ref.span.stop]),
+        )
+        self.store.put(Key(Kind.PREFIX, after), [prefix.encode_prefix(record)])
+
+    def _is_indexed(self, ref: SegmentRef) -> bool:
+        return (
+            ref.span.kind is SegmentKind.RUN
+            and ref.span.count == self.segment_tokens
+            and ref.span.first % self.segment_tokens == 0
+            and ref.fidelity.kind is FidelityClass.EXACT
+            and not self.engine.layout.window_layers
+        )
+
+    def still_held(self, held: Sequence[SegmentRef], cached: int) -> tuple[SegmentRef, ...]:
+        """The leading segments that need not be written again.
+
+        A short segment inside the sequence is exported anew, so that segments stay on the grid.
+        """
+        kept: list[SegmentRef] = []
+        position = 0
+        for ref in held:
+            fits = ref.span.kind is SegmentKind.RUN and ref.span.first == position
+            whole = ref.span.count % self.segment_tokens == 0 or ref.span.stop == cached
+            if not (fits and whole and ref.span.stop <= cached):
+                break
+            if not self.store.exists(Key(Kind.SEGMENT, ref.address)):
+                break
+            kept.append(ref)
+            position = ref.span.stop
+        return tuple(kept)
+
+    def spans(self, start: int, stop: int) -> list[SegmentSpan]:
+        """Positions ``start`` to ``stop`` cut at multiples of the segment size."""
+        size, cut = self.segment_tokens, []
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            cut.append(SegmentSpan(start, end - start))
+            start = end
+        return cut
+
+    def ship_all(self, source: Source, clock: Clock) -> Shipment:
+        """Bring a whole cache into the store, writing only what is not there yet."""
+        cached = source.cached
+        kept = self.still_held(source.held, cached)
+        start = kept[-1].span.stop if kept else 0
+        todo = self.spans(start, cached) if self.engine.layout.full_layers else []
+        if self.engine.layout.window_layers:
+            todo.append(SegmentSpan(0, cached, SegmentKind.WINDOW))
+        shipped = list(self.ship(source.cache, source.ids, todo, clock))
+        segments = kept + tuple(ref for ref, _ in shipped)
+        total = sum(ref.size_bytes for ref in segments)
+        written = sum(count for _, count in shipped)
+        return Shipment(segments, written, total - written)
+
+    def hand_off(
+        self,
+        source: Source,
+        *,
+        sender: str,
+        text: str,
+        mode: Mode = Mode.CONTINUE,
+        spans: tuple[Span, ...] = (),
+        messages: tuple[Mapping[str, Any], ...] = (),
+        terms: Terms | None = None,
+    ) -> Baton:
+        """Store the source's cache and the baton that lists it.
+
+        The manifest is written last, so a sender that dies leaves no baton behind.
+
+        Raises
+        ------
+        StoreError
+            The store could not take it; no baton exists.
+        StaleTurn
+            The cache has moved on.
+        """
+        clock = Clock()
+        shipment = self.ship_all(source, clock)
+        words = Transcript(source.ids, text, tuple(dict(m) for m in messages))
+        blob = transcript.encode_transcript(words)
+        address = self.domain.keys.transcript_address(blob)
+        listing = Manifest(
+            function=self.engine.function,
+            domain=self.domain.name,
+            sender=sender,
+            mode=mode,
+            created_ms=time.time_ns() // 1_000_000,
+            cached_tokens=source.cached,
+            pending_tokens=len(source.ids) - source.cached,
+            token_digest=self.domain.keys.token_digest(source.ids),
+            transcript=address,
+            transcript_bytes=len(blob),
+            spans=spans,
+            segments=shipment.segments,
+            fidelity=worst_fidelity(*(ref.fidelity for ref in shipment.segments)),
+            hops=replace(source.hops, exact=source.hops.exact + 1),
+            parents=source.parents,
+            terms=terms or Terms(),
+            producer=self.engine.producer,
+        )
+        payload = manifest.encode_manifest(listing)
+        name = baton_id(payload)
+        with clock.phase("put"):
+            self.store.put(Key(Kind.TRANSCRIPT, address), [blob])
+            self.store.put(Key(Kind.BATON, name), [manifest.wrap(payload)])
+        self.observe("baton-stored", {"baton": name})
+        clock.seconds["total"] = clock.elapsed()
+        return Baton(
+            ref=BatonRef(name, self.store.url),
+            manifest=listing,
+            transcript=words,
+            bytes_written=shipment.bytes_written,
+            bytes_deduplicated=shipment.bytes_deduplicated,
+            seconds=clock.seconds,
+        )
+
+    # -- take: get -> verify -> decode -> align -> attach ----------------------------------------
+
+    def open(self, baton: Baton | BatonRef | str) -> Baton:
+        """Manifest and transcript of a baton; a ``Baton`` in process carries both.
+
+        Raises
+        ------
+        NotTrusted
+            The baton belongs to another trust domain; its transcript was not read.
+        BatonUnavailable
+            Manifest or transcript is absent or damaged; the cause is chained.
+        """
+        if isinstance(baton, Baton):
+            self._require_domain(baton.manifest)
+            return baton
+        ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+        return self._read(ref, self._store_of(ref.store))
+
+    def _store_of(self, url: str) -> Store:
+        return self.store if url == self.store.url else open_store(url)
+
+    def _read(self, ref: BatonRef, store: Store) -> Baton:
+        with unavailable("manifest"):
+            raw = store.get(Key(Kind.BATON, ref.id), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            listing = manifest.parse_manifest(manifest.unwrap(raw, baton_id=ref.id))
+        self._require_domain(listing)
+        with unavailable("transcript"):
+            key, keys = Key(Kind.TRANSCRIPT, listing.transcript), self.domain.keys
+            blob = store.get(key, limit_bytes=listing.transcript_bytes)
+            words = transcript.parse_transcript(blob, address=listing.transcript, keys=keys)
+            check_transcript(listing, words, keys)
+        return Baton(ref, listing, words)
+
+    def _require_domain(self, listing: Manifest) -> None:
+        if listing.domain != self.domain.name:
+            raise NotTrusted(
+                "the baton belongs to another trust domain", hint="ask its sender for text instead"
+            )
+
+    def take(
+        self,
+        baton: Baton,
+        *,
+        prompt_tokens: int,
+        reusable: int,
+        room: int,
+        deadline_s: float,
+        minimum: FidelityClass = FidelityClass.APPROXIMATE,
+    ) -> Taken:
+        """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
+
+        Never raises for what is wrong with the baton: the reasons say it, and ``cache`` is None.
+        """
+        context = gates.TakeContext(
+            function=self.engine.function,
+            layout=self.engine.layout,
+            max_tokens=self.engine.max_tokens,
+            prompt_tokens=prompt_tokens,
+            reusable_tokens=reusable,
+            room_tokens=room,
+            free_memory_bytes=self.engine.free_memory_bytes(),
+            minimum=minimum,
+        )
+        route, reasons = gates.decide(baton.manifest, context)
+        if route is Route.TEXT:
+            return Taken(None, 0, route, reasons)
+        tokens = min(reusable, baton.manifest.cached_tokens)
+        taken = self.attach(
+            baton.manifest.segments, baton.transcript.ids, tokens, room=room, deadline_s=deadline_s,
+            store_url=baton.ref.store,
+        )  # fmt: skip
+        if taken.cache is None:
+            return taken
+        return replace(taken, route=route, reasons=reasons)
+
+    def attach(
+        self,
+        refs: Sequence[SegmentRef],
+        ids: Sequence[int],
+        tokens: int,
+        *,
+        room: int,
+        deadline_s: float,
+        store_url: str | None = None,
+    ) -> Taken:
+        """Attach the first ``tokens`` positions of some segments, or say why not.
+
+        The work runs in a thread of its own, on a cache that nobody else sees: past the deadline
+        it is abandoned, whatever the store is doing, and nothing half attached is left.
+        """
+        clock, abandoned, outcome = Clock(), Event(), Future[tuple[Any, int]]()
+        needed = tuple(ref for ref in refs if ref.span.first < tokens)
+
+        def work() -> None:
+            try:
+                store = self._store_of(store_url or self.store.url)
+                outcome.set_result(
+                    self._fill(
+                        store, needed, ids, tokens, room=room, clock=clock, abandoned=abandoned
+                    )
+                )
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        Thread(target=work, name="kvbaton-take", daemon=True).start()
+        try:
+            cache, moved = outcome.result(timeout=max(deadline_s, 0.0))
+        except FutureTimeout:
+            late = Reason(ReasonCode.DEADLINE, f"the cache was not there within {deadline_s:.3g} s")
+            return Taken(None, 0, Route.TEXT, (late,), seconds=dict(clock.seconds))
+        except (KvbatonError, MemoryError) as error:
+            return Taken(None, 0, Route.TEXT, (reason_of(error),), seconds=clock.seconds)
+        finally:
+            abandoned.set()
+        held = tuple(r for r in needed if r.span.stop <= tokens)
+        return Taken(cache, tokens, Route.BATON, (), held, moved, clock.seconds)
+
+    def _fill(
+        self,
+        store: Store,
+        refs: Sequence[SegmentRef],
+        ids: Sequence[int],
+        tokens: int,
+        *,
+        room: int,
+        clock: Clock,
+        abandoned: Event,
+    ) -> tuple[Any, int]:
+        with ExitStack() as stack:
+            with clock.phase("get"):
+                opened = self._open_segments(stack, store, refs, ids)
+            with clock.phase("attach"):
+                slot = self.engine.slot(tokens, room=room)
+            fetched = clock.timed("get", get_layers(opened, abandoned))
+            verified = clock.timed("verify", verify_layers(fetched))
+            decoded = clock.timed("decode", decode_layers(verified))
+            for part in clock.timed("align", align_layers(decoded, tokens)):
+                with clock.phase("attach"):
+                    slot.write(part)
+                self.observe("layer-attached", {"layer": part.layer, "run": part.run})
+            return slot.finish(), sum(ref.size_bytes for ref in refs)
+
+    def _open_segments(
+        self, stack: ExitStack, store: Store, refs: Sequence[SegmentRef], ids: Sequence[int]
+    ) -> list[Opened]:
+        """Open segments and check their headers against address, manifest and tokens."""
+        function, keys = self.engine.function.digest, self.domain.keys
+        opened: list[Opened] = []
+        digests = run_digests(keys, function, ids, [ref.span for ref in refs])
+        for index, (ref, (tokens, prefix_key)) in enumerate(zip(refs, digests, strict=True)):
+            with located(f"$.segments[{index}]"):
+                reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
+                header = segment.read_header(
+                    reader.read, file_size=reader.size_bytes, address=ref.address, keys=keys
+                )
+                check_segment(
+                    header, ref, function=function, token_digest=tokens, prefix_key=prefix_key
+                )
+                if header.layout != self.engine.layout:
+                    raise FormatError("the segment has another layout", fault=Fault.RANGES)
+            opened.append((index, reader, header))
+        return opened
+
+    # -- prefix hits -----------------------------------------------------------------------------
+
+    def find_prefix(self, ids: Sequence[int]) -> tuple[SegmentRef, ...]:
+        """Full exact segments in the store that begin ``ids``, leaving at least one id to feed.
+
+        The ids in each record are compared, not only their hash.
+        """
+        if self.engine.layout.window_layers:
+            return ()
+        size, function = self.segment_tokens, self.engine.function.digest
+        stops = list(range(size, len(ids), size))
+        found: list[SegmentRef] = []
+        for stop, name in zip(
+            stops, self.domain.keys.prefix_keys(function, ids, stops), strict=True
+        ):
+            ref = self._hit(Key(Kind.PREFIX, name), ids, SegmentSpan(stop - size, size))
+            if ref is None:
+                break
+            found.append(ref)
+        return tuple(found)
+
+    def _hit(self, key: Key, ids: Sequence[int], span: SegmentSpan) -> SegmentRef | None:
+        try:
+            raw = self.store.get(key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
+            record = prefix.parse_prefix(raw)
+            with self.store.open(Key(Kind.SEGMENT, record.address)) as reader:
+                size_bytes = reader.size_bytes
+        except (StoreError, FormatError) as error:
+            self.observe("prefix-miss", {"span": span, "why": error.code})
+            return None
+        same = record.first == span.first and record.ids == tuple(ids[span.first : span.stop])
+        if not same or record.function != self.engine.function.digest:
+            return None
+        return SegmentRef(record.address, span, size_bytes)

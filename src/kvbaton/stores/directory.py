@@ -18,6 +18,7 @@ either case: the kernel has the bytes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -30,12 +31,13 @@ from typing import Literal, cast
 
 from kvbaton.errors import InputError, StoreError, StoreFull
 from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
-from kvbaton.stores.directory_account import Account
+from kvbaton.stores.directory_account import Account, Usage
 from kvbaton.stores.directory_files import (
     TEMPORARY,
     Temporary,
     claim_folder,
     folder,
+    make_private_folder,
     make_temporary,
     objects,
     read_all,
@@ -104,7 +106,8 @@ class DirectoryStore(Store):
         return cls(url.location, max_bytes=url.size_option("max_bytes"), sync=sync)
 
     def _prepare(self) -> None:
-        Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(self._root).parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._root)
         root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in (*(kind.value for kind in Kind), TEMPORARY):
@@ -142,11 +145,10 @@ class DirectoryStore(Store):
             try:
                 with shard(self._root, key) as inside:
                     status = os.stat(key.name, dir_fd=inside, follow_symlinks=False)
-                    os.unlink(key.name, dir_fd=inside)
+                    counted = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                    self._account.remove(usage, key.name, size_bytes=counted, inside=inside)
             except FileNotFoundError:
                 return False
-            if stat.S_ISREG(status.st_mode):
-                usage.write(self._account.used(usage) - status.st_size)
             return True
 
     def exists(self, key: Key) -> bool:
@@ -206,11 +208,15 @@ class DirectoryStore(Store):
             try:
                 yield temporary
             finally:
-                os.close(temporary.descriptor)
+                temporary.close()
                 if not temporary.published:
-                    with self._account.locked() as usage:
-                        os.unlink(temporary.name, dir_fd=inside)
-                        usage.write(self._account.used(usage) - size_bytes)
+                    self._discard(temporary, inside=inside)
+
+    def _discard(self, temporary: Temporary, *, inside: int) -> None:
+        # Closed and so unlocked, it may already have been reclaimed like a dead writer's.
+        with contextlib.suppress(FileNotFoundError), self._account.locked() as usage:
+            size_bytes = temporary.size_bytes
+            self._account.remove(usage, temporary.name, size_bytes=size_bytes, inside=inside)
 
     def _set_aside(self, size_bytes: int, *, inside: int) -> Temporary:
         if self._max_bytes is not None and size_bytes > self._max_bytes:
@@ -242,13 +248,17 @@ class DirectoryStore(Store):
         ):
             if self._renew_locked(key, temporary.size_bytes, inside=inside):
                 return
-            torn = regular(key.name, inside=inside)
-            if torn is not None:
-                usage.write(self._account.used(usage) - torn.st_size)
+            self._remove_torn(key, usage, inside=inside)
+            temporary.close()
             os.rename(temporary.name, key.name, src_dir_fd=source, dst_dir_fd=inside)
             temporary.published = True
             if sync:
                 self._sync_name(key, temporary, inside=inside)
+
+    def _remove_torn(self, key: Key, usage: Usage, *, inside: int) -> None:
+        torn = regular(key.name, inside=inside)
+        if torn is not None:
+            self._account.remove(usage, key.name, size_bytes=torn.st_size, inside=inside)
 
     def _sync_name(self, key: Key, temporary: Temporary, *, inside: int) -> None:
         try:

@@ -114,6 +114,12 @@ class Account:
             usage.close_to_others()
             usage.write(self._scan()[0])
 
+    def remove(self, usage: Usage, name: str, *, size_bytes: int, inside: int) -> None:
+        """Remove a file and what was counted for it."""
+        used = self.used(usage)  # first, so that nothing but the writing can fail once it is gone
+        os.unlink(name, dir_fd=inside)
+        usage.write(used - size_bytes)
+
     def make_room(self, used_bytes: int, size_bytes: int) -> int:
         """Evict until ``size_bytes`` more fit under the limit; returns the bytes then held.
 
@@ -126,17 +132,22 @@ class Account:
             return used_bytes
         scanned = False
         while used_bytes + size_bytes > self._max_bytes:
-            if self._candidates:
-                used_bytes -= self._evict(self._candidates.popleft())
-            elif not scanned:
+            if not scanned and not self._may_go_unseen():
                 used_bytes, self._candidates = self._scan()
                 scanned = True
+            elif self._candidates:
+                used_bytes -= self._evict(self._candidates.popleft())
             else:
                 raise StoreFull(
                     f"{size_bytes} bytes are needed, of the {self._max_bytes} that the store may "
                     f"hold {used_bytes} are being written"
                 )
         return used_bytes
+
+    def _may_go_unseen(self) -> bool:
+        """Whether the next candidate of an earlier scan is still next.  What came since then is
+        younger, but it may be of a kind that gives way before the kinds of a higher rank."""
+        return bool(self._candidates) and eviction_rank(self._candidates[0].key.kind) == 0
 
     def _scan(self) -> tuple[int, deque[Found]]:
         """Bytes held and set aside, and every object in the order in which they give way."""

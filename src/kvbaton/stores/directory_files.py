@@ -47,6 +47,15 @@ class Temporary:
     descriptor: int
     size_bytes: int
     published: bool = False
+    closed: bool = False
+
+    def close(self) -> None:
+        """Close the file, once.  Network file systems report late write errors here, so it is
+        closed before it is published (under the store's lock, because its own lock goes with it).
+        """
+        if not self.closed:
+            self.closed = True
+            os.close(self.descriptor)
 
 
 @contextmanager

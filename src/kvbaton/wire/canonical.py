@@ -133,14 +133,15 @@ def _ascii(data: bytes | memoryview, limit_bytes: int, what: str) -> str:
         raise FormatError(
             f"the {what} has {len(data)} bytes, more than the {limit_bytes} allowed",
             fault=Fault.TOO_LARGE,
+            at="$",
         )
     if not data:
-        raise FormatError(f"the {what} is empty", fault=Fault.TRUNCATED)
+        raise FormatError(f"the {what} is empty", fault=Fault.TRUNCATED, at="$")
     try:
         return str(data, "ascii")
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"byte {error.start} of the {what} is not ASCII", fault=Fault.NOT_UTF8
+            f"byte {error.start} of the {what} is not ASCII", fault=Fault.NOT_UTF8, at="$"
         ) from error
 
 
@@ -152,22 +153,27 @@ def _decode(text: str, what: str, decoder: json.JSONDecoder = _decoder) -> Any:
         raise FormatError(
             f"the {what} is not JSON: {error.msg} (byte {error.pos})",
             fault=Fault.TRUNCATED if cut else Fault.NOT_JSON,
+            at="$",
         ) from error
     except _FloatFound as error:
         raise FormatError(
             f"the {what} holds the number {str(error)[:40]}; only integers are allowed",
             fault=Fault.NOT_AN_INTEGER,
+            at="$",
         ) from error
     except RecursionError as error:
-        raise FormatError(f"the {what} is nested too deeply", fault=Fault.TOO_DEEP) from error
+        raise FormatError(
+            f"the {what} is nested too deeply", fault=Fault.TOO_DEEP, at="$"
+        ) from error
     except ValueError as error:  # an integer with more digits than the interpreter converts
         raise FormatError(
-            f"the {what} holds an integer beyond 64 bits", fault=Fault.OUT_OF_RANGE
+            f"the {what} holds an integer beyond 64 bits", fault=Fault.OUT_OF_RANGE, at="$"
         ) from error
     if end != len(text):
         raise FormatError(
             f"the {what} ends at byte {end}, but {len(text) - end} more follow",
             fault=Fault.TRAILING_BYTES,
+            at="$",
         )
     return value
 
@@ -178,11 +184,12 @@ def _refuse_spelling(text: str, what: str) -> NoReturn:
         _decode(text, what, _careful_decoder)
     except _DuplicateFound as error:
         raise FormatError(
-            f"the {what} has the key {str(error)[:80]!r} twice", fault=Fault.DUPLICATE_KEY
+            f"the {what} has the key {str(error)[:80]!r} twice", fault=Fault.DUPLICATE_KEY, at="$"
         ) from error
     raise FormatError(
         f"the {what} is not canonical: order of keys, whitespace or escapes differ",
         fault=Fault.NOT_CANONICAL,
+        at="$",
     )
 
 

@@ -64,7 +64,7 @@ bench: model ## time to first token and stores, as ratios
 
 docs: .venv/.stamp ## build the documentation into site/
 	$(call SAY,docs)
-	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/mkdocs build --strict --quiet || { $(BIN)/mkdocs build --strict; exit 1; }
 	@echo "site/index.html"
 
 wheel: .venv/.stamp ## build the wheel into dist/

@@ -25,7 +25,7 @@ SHARD_DIGITS = 2
 TEMPORARY = "tmp"
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY_NAME = re.compile(r"(\d+)-[0-9a-f]{24}")
+_TEMPORARY_NAME = re.compile(r"([0-9]+)-[0-9a-f]{24}")
 _PARTS_PER_WRITE = min(os.sysconf("SC_IOV_MAX"), 1024)
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from kvbaton.errors import InputError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 

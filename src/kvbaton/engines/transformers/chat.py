@@ -177,8 +177,8 @@ class ChatFormat:
         head = self._shared_head(shared)
         given = parse_messages([*_system(role), *messages])
         laid_out = self._lay_out_shared(shared, given)
-        kept = laid_out.text.startswith(head)
-        if not kept or laid_out.pieces[0] != Piece(Role.SHARED, len(head)):
+        kept = laid_out.pieces[:1] == (Piece(Role.SHARED, len(head)),)
+        if not kept or not laid_out.text.startswith(head):
             raise InputError("the chat template does not keep the shared preamble at the head")
         return self._rendered(laid_out, split=len(head))
 
@@ -265,9 +265,9 @@ class ChatFormat:
     def _shared_head(self, shared: str) -> str:
         """The text up to the preamble's end, as every conversation must begin."""
         laid_out = self._lay_out_shared(shared, [user_message("U")])
-        first = laid_out.pieces[0]
-        head = laid_out.text[: first.stop]
-        if first.role is not Role.SHARED or not head.endswith(shared):
+        stops = [piece.stop for piece in laid_out.pieces[:1] if piece.role is Role.SHARED]
+        head = laid_out.text[: stops[0]] if stops else ""
+        if not head.endswith(shared):
             raise InputError("the chat template rewrites the shared preamble")
         return head
 

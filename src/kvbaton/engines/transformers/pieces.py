@@ -78,7 +78,7 @@ def follow(
     following = [run for _, run in runs[1:]] + [rendered[cursor:]]
     found: list[tuple[tuple[int, int], int]] = []
     position = 0
-    for (place, run), after in zip(runs, following, strict=True):
+    for (place, run), after in zip(runs, following, strict=False):
         stop = next(
             (
                 position + len(form)

@@ -107,6 +107,7 @@ def _write_tokenizer(
             "bos_token": model.bos,
             "clean_up_tokenization_spaces": False,
             "eos_token": model.eos[0],
+            "model_input_names": ["input_ids", "attention_mask"],
             "model_max_length": model.context_tokens,
             "pad_token": model.pad,
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,9 +70,10 @@ class StoreTests:
         """Return an empty store; it may keep its objects below ``tmp_path``."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
-        """A new, empty store."""
-        return self.make_store(tmp_path)
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        """A new, empty store, closed after the test."""
+        with self.make_store(tmp_path) as store:
+            yield store
 
     def for_all(self, check: Callable[..., None], **strategies: st.SearchStrategy[object]) -> None:
         """Run a property: ``check`` on many values."""
@@ -315,11 +316,11 @@ class StoreTests:
         def check(history: list[tuple[str, Key, bytes]]) -> None:
             folder = tmp_path / str(next(turns))
             folder.mkdir()
-            store = self.make_store(folder)
             model: dict[Key, bytes] = {}
-            for verb, key, blob in history:
-                self._step(store, model, verb, key, blob)
-            listed = {e.key: e.size_bytes for kind in Kind for e in store.list(kind)}
+            with self.make_store(folder) as store:
+                for verb, key, blob in history:
+                    self._step(store, model, verb, key, blob)
+                listed = {e.key: e.size_bytes for kind in Kind for e in store.list(kind)}
             assert listed == {key: len(data) for key, data in model.items()}
 
         self.for_all(check, history=st.lists(operation, max_size=12))

@@ -1,0 +1,49 @@
+"""The guide "Add a store" shows the example as it is."""
+
+from pathlib import Path
+
+import pytest
+
+from kvbaton.stores import Reader, Store
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "add-a-store.md"
+EXAMPLE = ROOT / "examples" / "thirdparty_store"
+
+
+def test_the_code_of_the_guide_is_the_example():
+    """The store on the page is the file that is tested, word for word."""
+    code = (EXAMPLE / "kvbaton_sqlite_store.py").read_text()
+    assert f"```python\n{code}```" in GUIDE.read_text()
+
+
+def test_the_entry_point_of_the_guide_is_the_example():
+    """So is the entry point."""
+    block = GUIDE.read_text().partition("```toml\n")[2].partition("```")[0]
+    assert block in (EXAMPLE / "pyproject.toml").read_text()
+
+
+def test_the_test_of_the_guide_is_the_example():
+    """So is the test class."""
+    block = GUIDE.read_text().partition("StoreTests\n\n\n")[2].partition("```")[0]
+    assert block in (EXAMPLE / "tests" / "test_sqlite_store.py").read_text()
+
+
+def test_the_example_uses_public_names_only():
+    """Everything is imported from the three public modules."""
+    for path in EXAMPLE.rglob("*.py"):
+        imports = [
+            line.split()[1]
+            for line in path.read_text().splitlines()
+            if line.startswith(("from kvbaton", "import kvbaton"))
+        ]
+        allowed = {"kvbaton.stores", "kvbaton.errors", "kvbaton.testing", "kvbaton_sqlite_store"}
+        assert imports
+        assert set(imports) <= allowed
+
+
+@pytest.mark.parametrize("base", [Store, Reader])
+def test_the_table_names_what_must_be_written(base):
+    """Every abstract method is in the guide's table."""
+    for name in base.__abstractmethods__:
+        assert f"{name}(" in GUIDE.read_text().partition("| method |")[2].partition("\n\n")[0]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kvbaton import agent, models, settings
 from kvbaton.context import Context
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
+from kvbaton.errors import SettingsError
 from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
@@ -88,14 +92,43 @@ _making_domain = threading.Lock()
 
 @cache
 def _domain(folder: str, name: str) -> TrustDomain:
-    return local_domain(settings.Path(folder), name)
+    return local_domain(Path(folder), name)
 
 
 def default_domain() -> TrustDomain:
     """The trust domain that the settings name; its key is made on first use."""
     chosen = settings.from_environment()
     with _making_domain:
-        return _domain(str(chosen.data_dir / "domains"), chosen.domain)
+        return _domain(str(chosen.domains), chosen.domain)
+
+
+def receipt_log() -> agent.Log | None:
+    """Appends receipts to the file that the settings name; None where they name none.
+
+    Each receipt is one line of JSON without prompt text; the file is made readable by its owner
+    only.
+
+    Raises
+    ------
+    SettingsError
+        The file cannot be written to.
+    """
+    path = settings.from_environment().receipts
+    if path is None:
+        return None
+    _append(path, "")  # found out before anything is computed
+    return lambda receipt: _append(path, json.dumps(receipt.to_json(), allow_nan=False) + "\n")
+
+
+def _append(path: Path, line: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
+            file.write(line.encode("ascii"))
+    except OSError as error:
+        raise SettingsError(
+            f"the receipt cannot be written: {error.strerror or error}", at=str(path)
+        ) from error
 
 
 def relay_for(
@@ -128,7 +161,7 @@ class Agent(agent.Agent):
     stream
         Store full segments while decoding, so that a hand-off has only the tail left to do.
     log
-        Called with every receipt.
+        Called with every receipt; by default it goes to the file that the settings name, if any.
     """
 
     def __init__(
@@ -153,5 +186,5 @@ class Agent(agent.Agent):
             preamble=preamble,
             tools=tools,
             stream=stream,
-            log=log,
+            log=log or receipt_log(),
         )

@@ -70,6 +70,11 @@ class Settings:
         if not self.store:
             object.__setattr__(self, "store", f"dir://{self.data_dir / 'store'}")
 
+    @property
+    def domains(self) -> Path:
+        """Folder of the trust domains' keys."""
+        return self.data_dir / "domains"
+
 
 def _path(text: str) -> Path:
     path = Path(text).expanduser()

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import time
+from datetime import UTC, datetime
 
 import pytest
 from tests.stores.disk import files_below, segment
@@ -119,3 +120,21 @@ def test_what_fsspec_calls_memory_is_not_ours(memory):
     """memory:// is this package's store, fsspec+memory:// is fsspec's."""
     assert memory.url.startswith("fsspec+memory://")
     assert type(memory._fs).__name__ == "MemoryFileSystem"
+
+
+@pytest.mark.parametrize(
+    ("info", "seconds"),
+    [
+        ({"mtime": 12.5}, 12.5),
+        ({"LastModified": datetime(1970, 1, 1, 0, 1, tzinfo=UTC)}, 60.0),
+        ({"updated": "1970-01-01T01:00:00.500Z"}, 3600.5),
+        ({"created": datetime(1970, 1, 2, tzinfo=UTC), "mtime": 1}, 1.0),
+        ({}, 0.0),
+    ],
+)
+def test_ages_of_every_protocol(memory, monkeypatch, info, seconds):
+    """Times of writing are understood as the protocols give them, or everything is equally old."""
+    name = segment(1).name
+    found = {f"/a/{name}": {"size": 3, "type": "file", **info}}
+    monkeypatch.setattr(type(memory._fs), "find", lambda *_, **__: found)
+    assert [entry.modified_s for entry in memory.list(Kind.SEGMENT)] == [seconds]

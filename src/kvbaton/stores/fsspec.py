@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ _TEMPORARY = "tmp"
 _ABANDONED_S = 24 * 3600.0
 _ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"}
 """Protocols on which an object appears only when its upload is complete."""
+
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""What protocols call the time of writing: a number, a datetime or an ISO 8601 text."""
 
 
 class FsspecStore(Store):
@@ -89,8 +93,8 @@ class FsspecStore(Store):
             if self._size(path) is not None:
                 return 0
             data = b"".join(views)
-            self._make_folder(path)
             if self._renames:
+                self._make_folder(path)
                 self._put_by_rename(path, data)
             else:
                 self._fs.pipe_file(path, data)
@@ -142,7 +146,7 @@ class FsspecStore(Store):
             self._fs.invalidate_cache()
             found = self._fs.find(f"{self._root}/{kind.value}", detail=True)
             entries = [
-                Entry(Key(kind, name), int(info["size"]), self._modified(path))
+                Entry(Key(kind, name), int(info["size"]), _modified_s(info))
                 for path, info in found.items()
                 if Key.is_name(name := path.rpartition("/")[2])
             ]
@@ -161,12 +165,6 @@ class FsspecStore(Store):
         if info.get("islink") or info["type"] != "file":
             raise StoreError("a symbolic link or foreign file is in the place of an object")
         return int(info["size"])
-
-    def _modified(self, path: str) -> float:
-        try:
-            return float(self._fs.modified(path).timestamp())
-        except NotImplementedError:
-            return 0.0  # the protocol has no times: everything is equally old
 
     def _make_folder(self, path: str) -> None:
         parent = path.rpartition("/")[0]
@@ -204,6 +202,15 @@ class _FsspecReader(Reader):
         if len(data) != view.nbytes:
             raise StoreError(f"{self._key} gave {len(data)} bytes, not {view.nbytes}")
         view[:] = data
+
+
+def _modified_s(info: Mapping[str, Any]) -> float:
+    """When an object was written, from its entry in a listing: asking for each would be a request
+    for each.  0.0 where the protocol does not tell, so that everything is equally old."""
+    value = next((info[name] for name in _TIMES if info.get(name) is not None), 0.0)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return value.timestamp() if isinstance(value, datetime) else float(value)
 
 
 def _file_system(protocol: str, location: str, options: dict[str, Any]) -> Any:

@@ -62,7 +62,9 @@ class StoreURL:
         if match is None:
             return cls._from_path(text)
         location, _, query = match.group(2).partition("?")
-        return cls(match.group(1).lower(), unquote(location), _parse_query(query))
+        return cls(
+            match.group(1).lower(), unquote(location, errors="surrogateescape"), _parse_query(query)
+        )
 
     @classmethod
     def _from_path(cls, text: str) -> StoreURL:
@@ -105,7 +107,8 @@ class StoreURL:
 
     def __str__(self) -> str:
         query = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in self.options)
-        return f"{self.scheme}://{quote(self.location)}" + (f"?{query}" if query else "")
+        location = quote(self.location, errors="surrogateescape")
+        return f"{self.scheme}://{location}" + (f"?{query}" if query else "")
 
 
 def _parse_query(query: str) -> tuple[tuple[str, str], ...]:

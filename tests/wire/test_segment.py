@@ -94,7 +94,7 @@ def random_layer(
     return EncodedLayer(span, layer, TokenRun(span.stop - count, count), RAW, RAW, tuple(tensors))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(layouts(), st.data())
 def test_what_is_sealed_is_read_back(layout: KVLayout, data: st.DataObject) -> None:
     """A random segment comes back with the same header and layers; every range verifies."""

@@ -49,5 +49,5 @@ MAX_TERM_CHARS = 1 << 18
 """Instruction, summary and goal, each."""
 
 MAX_TOKEN_ID = (1 << 32) - 1
-MAX_DEPTH = 32
+MAX_DEPTH = 64
 """Nesting of lists and objects in any document."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from kvbaton.errors import Fault, FormatError, InputError
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import dumps, loads
-from kvbaton.wire.limits import FORMAT, MAX_POSITION, MAX_PREFIX_RECORD_BYTES
+from kvbaton.wire.limits import FORMAT, MAX_POSITION, MAX_PREFIX_RECORD_BYTES, MAX_SEGMENT_BYTES
 from kvbaton.wire.transcript import read_ids
 
 _FIELDS = frozenset({"address", "first", "format", "function", "ids", "size_bytes"})
-_SEGMENT_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def parse_prefix(data: bytes) -> PrefixRecord:
     record = PrefixRecord(
         function=f.read_hex64(top, "function", "$"),
         address=f.read_hex64(top, "address", "$"),
-        size_bytes=f.read_int(top, "size_bytes", "$", 1, _SEGMENT_LIMIT),
+        size_bytes=f.read_int(top, "size_bytes", "$", 1, MAX_SEGMENT_BYTES),
         first=f.read_int(top, "first", "$", 0, MAX_POSITION),
         ids=read_ids(top["ids"], "$.ids"),
     )

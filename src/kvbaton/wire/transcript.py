@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
@@ -19,6 +20,7 @@ from kvbaton.wire.limits import (
 
 _FIELDS = frozenset({"format", "ids", "messages", "text"})
 _FLOAT = "$float"
+_OBJECT = "$object"
 
 
 def encode_transcript(transcript: Transcript) -> bytes:
@@ -32,7 +34,9 @@ def encode_transcript(transcript: Transcript) -> bytes:
     value = {
         "format": FORMAT,
         "ids": list(transcript.ids),
-        "messages": [_pack(m, f"$.messages[{i}]") for i, m in enumerate(transcript.messages)],
+        "messages": [
+            _pack_message(m, f"$.messages[{i}]") for i, m in enumerate(transcript.messages)
+        ],
         "text": transcript.text,
     }
     data = dumps(value, what="transcript")
@@ -92,26 +96,39 @@ def read_ids(value: Any, at: str, *, at_least: int = 1) -> tuple[int, ...]:
 
 
 def _parse_message(value: Any, at: str) -> JSON:
-    message = _unpack(value, at)
-    if type(message) is not dict:
+    if type(value) is not dict:
         raise f.refuse("a message is an object", Fault.WRONG_TYPE, at)
+    message = {_unescape(key, at): _unpack(item, f"{at}.{key}") for key, item in value.items()}
     if "role" not in message:
         raise f.refuse("field 'role' is missing", Fault.MISSING_FIELD, f"{at}.role")
     f.read_name(message, "role", at)
     return message
 
 
-# --- floats in messages: {"$float": "0x1.8000000000000p+0"}; keys with a dollar get another ------
+# --- what canonical JSON has no place for -------------------------------------------------------
+#
+# Templates print the arguments of tool calls, so floats and the order of keys below a message's
+# own fields must survive: {"$float": "0x1.8000000000000p+0"} and {"$object": [["b", 1], ["a", 2]]}.
+# A key that begins with a dollar gets another one.
+
+
+def _pack_message(message: JSON, at: str) -> JSON:
+    if not isinstance(message, dict):
+        raise InputError("a message is an object", at=at)
+    return {_escape(key, at): _pack(item, f"{at}.{key}") for key, item in message.items()}
 
 
 def _pack(value: Any, at: str) -> Any:
     if isinstance(value, float):
         return {_FLOAT: hex_float(value)}
-    if isinstance(value, dict):
-        return {_escape(key, at): _pack(item, f"{at}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_pack(item, f"{at}[{i}]") for i, item in enumerate(value)]
-    return value
+    if not isinstance(value, dict):
+        return value
+    items = [(_escape(key, at), _pack(item, f"{at}.{key}")) for key, item in value.items()]
+    if _is_sorted([key for key, _ in items]):
+        return dict(items)
+    return {_OBJECT: [[key, item] for key, item in items]}
 
 
 def _escape(key: Any, at: str) -> str:
@@ -127,7 +144,26 @@ def _unpack(value: Any, at: str) -> Any:
         return value
     if value.keys() == {_FLOAT}:
         return parse_hex_float(f.read_text(value, _FLOAT, at, at_most=64), at=at)
-    return {_unescape(key, at): _unpack(item, f"{at}.{key}") for key, item in value.items()}
+    items = _read_pairs(value[_OBJECT], at) if value.keys() == {_OBJECT} else value
+    return {_unescape(key, at): _unpack(item, f"{at}.{key}") for key, item in items.items()}
+
+
+def _read_pairs(value: Any, at: str) -> JSON:
+    """The items of an object whose keys are not in sorted order."""
+    pairs = f.read_list(value, at, at_most=MAX_TRANSCRIPT_BYTES)
+    for pair in pairs:
+        f.read_list(pair, at, at_least=2, at_most=2)
+        f.read_text(pair, 0, at, at_most=MAX_TRANSCRIPT_BYTES)
+    keys = [pair[0] for pair in pairs]
+    if len(set(keys)) != len(keys):
+        raise f.refuse("an object has a key twice", Fault.DUPLICATE_KEY, at)
+    if _is_sorted(keys):
+        raise f.refuse("an object with sorted keys is written as one", Fault.NOT_CANONICAL, at)
+    return dict(pairs)
+
+
+def _is_sorted(keys: list[str]) -> bool:
+    return all(a < b for a, b in pairwise(keys))
 
 
 def _unescape(key: str, at: str) -> str:

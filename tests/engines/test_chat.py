@@ -136,6 +136,18 @@ def test_overrun_closing_is_not_repeated():
     assert suffix.ids == (3, 268, 209, 282, 283, 4, 209, 3, 269, 209)
 
 
+def test_turn_that_ended_with_the_next_opening_is_not_opened_twice():
+    """Where a turn has no closing and ends with the token of the next role, that token counts."""
+    source = "{% for m in messages %}{{ '[INST]' if m.role == 'user' else '[/INST]' }}"
+    chat = ChatFormat(
+        WORD,
+        template=source + "{{ m.content }}{% endfor %}{{ '[/INST]' }}",
+        generation_config=GenerationConfig(eos_token_id=9),
+    )
+    assert chat.suffix([9, 279, 10, 281, 9], [user("Go on")]).ids == (282, 283, 10)
+    assert chat.suffix([9, 279, 10, 281], [user("Go on")]).ids == (9, 282, 283, 10)
+
+
 def test_plain_turn_that_ran_into_the_next_opening_is_not_repeated():
     """Where the stop string ``User:`` itself was sampled, the next turn opens only once."""
     chat = FORMATS["plain"]
@@ -249,6 +261,7 @@ def test_prompt_that_opens_reasoning_says_so():
     """The engine learns from the prompt whether the answer begins inside of reasoning."""
     assert FORMATS["opens reasoning"].opening(None, "Hello").opens_reasoning
     assert not FORMATS["chatml"].opening(None, "Hello").opens_reasoning
+    assert not FORMATS["chatml"].opening(None, "What does <think> mean?").opens_reasoning
 
 
 # --- the shared prefix ---------------------------------------------------------------------------

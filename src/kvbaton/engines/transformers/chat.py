@@ -7,7 +7,7 @@ appended to what is there.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from kvbaton.engines.transformers.messages import (
     user_message,
 )
 from kvbaton.engines.transformers.pieces import LaidOut, Piece, alike, unused_word
-from kvbaton.engines.transformers.spans import THINK, THOUGHT, token_spans
+from kvbaton.engines.transformers.spans import THINK, token_spans
 from kvbaton.engines.transformers.stream import TextStream, decode, special_ids
 from kvbaton.engines.transformers.template import PLAIN_STOPS, ChatTemplate
 from kvbaton.engines.transformers.tools import tools_text
@@ -57,7 +57,7 @@ class Rendered:
     @property
     def opens_reasoning(self) -> bool:
         """Whether the text ends inside of a ``<think>`` block."""
-        return self.text.rfind(THINK) > self.text.rfind(THOUGHT)
+        return bool(self.spans) and self.spans[-1].role is Role.REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,18 +291,20 @@ class ChatFormat:
 
     def _suffix(self, conversation: Sequence[int], behind: LaidOut, opening: int) -> Suffix:
         ids, starts = self._encode(behind.text, joined=True)
+        ends = [*starts[1:], len(behind.text)]
         closing = alike(self._template.closing, behind.text)
-        closing_ids = ids[: bisect_left(starts, closing)]
-        opening_ids = ids[: bisect_left(starts, max(closing, opening))]
+        closing_ids = ids[: bisect_right(ends, closing)]
+        opening_ids = ids[: bisect_right(ends, max(closing, opening))]
         closed = self._closed(conversation, closing_ids, opening_ids)
         begin = starts[closed] if closed < len(starts) else len(behind.text)
         spans = token_spans(starts[closed:], behind, first=len(conversation))
         return Suffix(tuple(ids[closed:]), behind.text[begin:], spans, closed)
 
     def _closed(self, conversation: Sequence[int], closing: list[int], opening: list[int]) -> int:
-        """How many ids of the closing the conversation already holds."""
-        if conversation and conversation[-1] in self.stop_ids:
-            return next((i + 1 for i, id_ in enumerate(closing) if id_ in self.stop_ids), 0)
+        """How many ids of the closing, and of the opening behind it, are already there."""
+        ends = [i + 1 for i, id_ in enumerate(closing) if id_ in self.stop_ids]
+        if ends and conversation and conversation[-1] in self.stop_ids:
+            return ends[0]
         tail = list(conversation[-len(opening) :]) if opening else []
         return next((k for k in range(len(tail), 0, -1) if tail[-k:] == opening[:k]), 0)
 

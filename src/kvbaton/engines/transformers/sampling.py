@@ -1,7 +1,7 @@
 """Which token comes next: greedy, or drawn by a seeded generator of its own.
 
-Probabilities are computed in float64 and the draw itself is one uniform number from the CPU, so
-that a seed gives the same tokens in every process.
+A draw takes one uniform number; the arithmetic around it is NumPy's in float64, which needs no
+threads: on busy cores that is several times faster than torch for a row of logits.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvbaton.errors import InputError
 
 _FIRST_LOOK = 1024
 """Tokens to look at first for top-p; sorting a whole vocabulary costs more than the draw."""
-_WITHOUT_FLOAT64 = ("mps",)
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +78,13 @@ class Sampler:
     sampling
         How tokens are chosen.
     device
-        Where candidates are picked out: that of the logits.
+        Where random numbers are drawn; a seed gives the same tokens on the same kind of device,
+        in every process.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device | str = "cpu") -> None:
         self.sampling = sampling
-        wanted = torch.device(device)
-        self._device = torch.device("cpu") if wanted.type in _WITHOUT_FLOAT64 else wanted
-        self._generator = torch.Generator("cpu")
+        self._generator = torch.Generator(device)
         if sampling.seed is None:
             self._generator.seed()
         else:
@@ -102,49 +105,48 @@ class Sampler:
             raise InputError("the model's logits are not finite")
         return best if self.sampling.is_greedy else self._draw(logits)
 
-    def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids that can be drawn, and their probabilities (float64).
+    def candidates(self, logits: torch.Tensor) -> tuple[Ids, Floats]:
+        """Ids that can be drawn, and their probabilities.
 
         ``logits`` ``[vocab]`` go through temperature, then top-k, then top-p.  With either limit
         the most probable ids come first; without, all ids come in ascending order.
         """
-        scaled = logits.detach().to(self._device, torch.float64)
-        scaled = (scaled - scaled.max()) / self.sampling.temperature
+        row: Floats = logits.detach().to("cpu", torch.float32).numpy().astype(np.float64)
+        with np.errstate(over="ignore"):  # minus infinity is a weight of 0
+            weights: Floats = np.exp((row - row.max()) / self.sampling.temperature)
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
-            ids = _largest(scaled, top_k)
-            return _nucleus(ids, torch.softmax(scaled[ids], 0), top_p)
-        probabilities = torch.softmax(scaled, 0)
+            ids = _largest(weights, top_k)
+            return _nucleus(ids, weights[ids] / weights[ids].sum(), top_p)
+        weights /= weights.sum()
         if top_p == 1:
-            return torch.arange(scaled.numel(), device=scaled.device), probabilities
-        ids = _largest(scaled, _FIRST_LOOK)
-        if float(probabilities[ids].sum()) < top_p:
-            ids = _largest(scaled, scaled.numel())
-        return _nucleus(ids, probabilities[ids], top_p)
+            return np.arange(weights.size), weights
+        ids = _largest(weights, _FIRST_LOOK)
+        if float(weights[ids].sum()) < top_p:
+            ids = _largest(weights, weights.size)
+        return _nucleus(ids, weights[ids], top_p)
 
     def _draw(self, logits: torch.Tensor) -> int:
         ids, probabilities = self.candidates(logits)
-        cumulative = torch.cumsum(probabilities, 0).cpu()
-        uniform = torch.rand(1, generator=self._generator, dtype=torch.float64)
-        index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
-        return int(ids[min(int(index), ids.numel() - 1)])
+        cumulative = np.cumsum(probabilities)
+        device = self._generator.device
+        uniform = float(torch.rand((), generator=self._generator, device=device))
+        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        return int(ids[min(index, ids.size - 1)])
 
 
-def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Ids of the ``k`` largest values, descending; of equal ones the lowest ids come first."""
-    ids = torch.arange(values.numel(), device=values.device)
-    if k < values.numel():
-        threshold = torch.topk(values, k).values[-1]
-        ids = ids[values >= threshold]
-    order = torch.sort(values[ids], descending=True, stable=True).indices
-    return ids[order][:k]
+def _largest(weights: Floats, k: int) -> Ids:
+    """Ids of the ``k`` largest weights, descending; of equal ones the lowest ids come first."""
+    ids = np.arange(weights.size)
+    if k < weights.size:
+        threshold = np.partition(weights, -k)[-k]
+        ids = np.flatnonzero(weights >= threshold)
+    return ids[np.argsort(-weights[ids], kind="stable")][:k]
 
 
-def _nucleus(
-    ids: torch.Tensor, probabilities: torch.Tensor, top_p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _nucleus(ids: Ids, probabilities: Floats, top_p: float) -> tuple[Ids, Floats]:
     """The shortest beginning whose probabilities reach ``top_p``, renormalized."""
-    before = torch.cumsum(probabilities, 0) - probabilities
-    kept = max(1, int((before < top_p).sum()))
+    before = np.cumsum(probabilities) - probabilities
+    kept = ids.size if top_p == 1 else max(1, int((before < top_p).sum()))
     chosen = probabilities[:kept]
     return ids[:kept], chosen / chosen.sum()

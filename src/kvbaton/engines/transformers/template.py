@@ -275,9 +275,11 @@ class ChatTemplate:
     ) -> int | None:
         known = max((stop for stop in inner if stop is not None), default=None)
         alone = self._try(messages, tools=tools)
-        if alone is None or not text.startswith(alone) or len(alone) < (known or 0):
-            return known
-        return len(alone)
+        if alone is not None and text.startswith(alone) and len(alone) >= (known or 0):
+            return len(alone)
+        if known is not None and text.startswith(self.closing, known):
+            return known + len(self.closing)
+        return known
 
     def _marked(
         self,

@@ -14,7 +14,6 @@ distributions claim is refused with both of them named: nothing is replaced sile
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,6 +144,8 @@ class Registry(Generic[T]):
     def _entry_points(self) -> dict[str, list[Provider]]:
         """Names that other distributions declare, found once."""
         if self._claims is None:
+            import importlib.metadata  # slow to import, and most programs need built-in names only
+
             claims: dict[str, list[Provider]] = {}
             for point in importlib.metadata.entry_points(group=self._group):
                 source = point.dist.name if point.dist else "an unnamed distribution"

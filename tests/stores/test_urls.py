@@ -95,9 +95,9 @@ def test_malformed_urls_are_refused(text):
     "url",
     [
         "dir://relative",
-        "dir:///tmp/x?maxbytes=1",
-        "dir:///tmp/x?max_bytes=much",
-        "dir:///tmp/x?sync=never",
+        "dir:///store?maxbytes=1",
+        "dir:///store?max_bytes=much",
+        "dir:///store?sync=never",
         "memory://",
         "memory://a?sync=all",
         "fsspec+memory://",

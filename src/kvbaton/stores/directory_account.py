@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from kvbaton.errors import StoreFull
 from kvbaton.stores.base import Kind
 from kvbaton.stores.directory_files import (
@@ -41,7 +39,11 @@ _RECORD = re.compile(rb"([0-9a-f-]+) (\d{20})\n")
 def boot_token() -> str:
     """A value that is another one after a restart of the machine."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else f"{int(psutil.boot_time()):x}"
+    if path.exists():
+        return path.read_text().strip()
+    import psutil  # for systems that are not Linux
+
+    return f"{int(psutil.boot_time()):x}"
 
 
 class Usage:

@@ -88,3 +88,15 @@ def test_anything_else_is_unknown(name: str, tmp_path: Path) -> None:
     """What is neither a built-in name, a model folder nor an id is `UnknownModel`."""
     with pytest.raises(UnknownModel):
         resolve(name, data_dir=tmp_path)
+
+
+def test_the_guide_lists_the_models_as_the_catalogue_has_them() -> None:
+    """`docs/guides/models.md` names each built-in model with its license, context and size."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "models.md"
+    text = page.read_text(encoding="utf-8")
+    for name, model in builtins().items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` | ")][-1:]
+        assert f"| {model.license} |" in row
+        assert row.endswith(f"| {model.context_tokens:,} |")
+        size = float(row.split("|")[5].split()[0])
+        assert size == pytest.approx(model.checkpoint_bytes / 1e9, rel=0.02)

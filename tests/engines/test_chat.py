@@ -7,7 +7,6 @@ from tests.engines import chat_tokenizers as small
 from transformers import GenerationConfig
 
 from kvbaton.engines.transformers.chat import ChatFormat, eos_ids
-from kvbaton.errors import EmptyInput, InputError, UnsupportedModel
 from kvbaton.types import Role
 
 WORD = small.word_tokenizer()
@@ -18,7 +17,6 @@ HI = (281,)
 
 # Text without white space at its ends, so that no template can trim it.
 said = st.text(st.sampled_from("ab. \n<>{}é"), max_size=12).map(lambda t: f"a{t}b")
-roles = st.text(st.sampled_from("ab.0 \n\t"), max_size=8)
 
 
 def user(content):
@@ -264,62 +262,6 @@ def test_prompt_that_opens_reasoning_says_so():
     assert not FORMATS["chatml"].opening(None, "What does <think> mean?").opens_reasoning
 
 
-# --- the shared prefix ---------------------------------------------------------------------------
-
-SHARING = [
-    *((WORD, name) for name in small.ALL),
-    *((MERGING, name) for name in ("chatml", "no system", "plain")),
-    (PIECES, "plain"),
-]
-
-
-@given(st.sampled_from(SHARING), st.lists(st.none() | roles, min_size=2, max_size=2), said)
-def test_agents_share_the_ids_of_the_preamble(where, two_roles, content):
-    """The first ids are the same for every agent, however its role begins."""
-    tokenizer, name = where
-    chat = ChatFormat(tokenizer, template=small.ALL[name])
-    one, other = (chat.render_shared("a plan.", role, [user(content)]) for role in two_roles)
-    shared = one.shared_tokens
-    assert shared == other.shared_tokens > 0
-    assert one.ids[:shared] == other.ids[:shared]
-    assert chat.text_of(one.ids[:shared]).endswith("a plan.")
-    assert chat.text_of(one.ids) == one.text
-
-
-def test_joint_tokens_at_the_end_of_the_preamble_are_split():
-    """The merge of a full stop with line ends behind it would make the ids depend on the role."""
-    chat = ChatFormat(MERGING, template=small.CHATML)
-    naive = MERGING("a plan.\n\nb")["input_ids"]
-    assert small.tokens_of(MERGING, naive).split()[-2:] == [".ĊĊ", "b"]
-    shared = chat.render_shared("a plan.", "b", [user("a")])
-    tokens = small.tokens_of(MERGING, shared.ids[: shared.shared_tokens + 2]).split()
-    assert tokens[-3:] == [".", "ĊĊ", "b"]
-
-
-def test_shared_prefix_keeps_its_place_in_long_conversations():
-    """Where system prompts move to the last turn, the preamble opens the first user turn."""
-    chat = FORMATS["system last"]
-    short = chat.render_shared("You plan", "code", [user("Hello")])
-    long = chat.render_shared(
-        "You plan",
-        None,
-        [{"role": "system", "content": "Hi"}, user("a"), assistant("b"), user("c")],
-    )
-    assert short.shared_tokens == long.shared_tokens == 4
-    assert short.ids[:4] == long.ids[:4] == (1, 9, 292, 277)
-
-
-def test_shared_prefix_refuses_what_it_cannot_hold():
-    """A blank preamble, or no turn that could carry it, is the caller's mistake."""
-    with pytest.raises(EmptyInput):
-        FORMATS["chatml"].render_shared(" \n", "You plan", [user("Hello")])
-    with pytest.raises(InputError, match="must begin with a user turn"):
-        FORMATS["no system"].render_shared("You plan", None, [assistant("Hi")])
-    upper = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
-    with pytest.raises(InputError):
-        ChatFormat(WORD, template=upper).render_shared("You plan", None, [user("Hello")])
-
-
 # --- what a format says about itself -------------------------------------------------------------
 
 
@@ -393,78 +335,3 @@ def test_suffix_gets_no_space_that_only_begins_a_text():
     assert small.tokens_of(PIECES, suffix.ids[:6]) == "<0x0A> <0x0A> User : ▁ Hello"
     whole = chat.render([user("Hello"), assistant("Hello"), user("Hello")])
     assert chat.text_of(conversation + suffix.ids) == whole.text
-
-
-# --- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("messages", "at"),
-    [
-        ([], "$.messages"),
-        ("Hello", "$.messages"),
-        (["Hello"], "$.messages[0]"),
-        ([{"content": "Hello"}], "$.messages[0].role"),
-        ([{"role": "user"}], "$.messages[0].content"),
-        ([{"role": "user", "content": 7}], "$.messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "$.messages[0].content[0]"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "$.messages[0].content[0].text"),
-        ([{"role": "user", "content": "\ud800"}], "$.messages[0].content"),
-        ([{"role": "assistant", "tool_calls": 7}], "$.messages[0].tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "$.messages[0].tool_calls[0]"),
-    ],
-)
-def test_malformed_messages_are_refused_with_their_place(messages, at):
-    """A malformed message is an input error that names where it is."""
-    with pytest.raises(InputError) as caught:
-        FORMATS["chatml"].render(messages)
-    assert caught.value.at == at
-
-
-def test_text_parts_are_joined():
-    """Content in the form of text parts reads as one text."""
-    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there"}]
-    assert FORMATS["chatml"].render([user(parts)]) == FORMATS["chatml"].render(
-        [user("Hello there")]
-    )
-
-
-def test_refusals_carry_the_words_of_the_template():
-    """What a template raises becomes an input error with the template's own message."""
-    with pytest.raises(InputError, match="roles must alternate"):
-        FORMATS["no system"].render([user("Hello"), user("Hello")])
-    with pytest.raises(InputError, match="chat template"):
-        ChatFormat(WORD, template="{% for %}").opening(None, "Hello")
-
-
-def test_suffix_refuses_what_cannot_follow():
-    """Nothing, or a second assistant turn, cannot follow an assistant turn."""
-    with pytest.raises(EmptyInput):
-        FORMATS["chatml"].suffix([1], [])
-    with pytest.raises(InputError, match="assistant turn"):
-        FORMATS["chatml"].suffix([1], [assistant("Hi")])
-    with pytest.raises(InputError, match="exactly once"):
-        ChatFormat(WORD, template="{{ messages[0].content }}").suffix([1], [user("Hello")])
-
-
-def test_receiver_that_says_nothing_is_refused():
-    """A hand-off turn without any words is an error, not an empty turn."""
-    with pytest.raises(EmptyInput):
-        FORMATS["chatml"].handoff_turn(None, " \n")
-    assert FORMATS["chatml"].handoff_turn(None, "Go on") == [user("Go on")]
-
-
-def test_ids_outside_the_vocabulary_are_refused():
-    """Decoding an impossible id is an input error."""
-    with pytest.raises(InputError):
-        FORMATS["chatml"].text_of([-1])
-
-
-def test_slow_tokenizers_are_refused():
-    """A tokenizer that cannot tell which text a token stands for is refused."""
-
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(UnsupportedModel):
-        ChatFormat(Slow())

@@ -316,6 +316,13 @@ def test_template_of_the_tokenizer_is_used():
     assert other.opening(None, "Hello").ids[:2] == (1, 9)
 
 
+def test_plain_answer_with_its_space_reads_the_same():
+    """The space that a model samples behind the colon is not doubled when its words come back."""
+    chat = FORMATS["plain"]
+    back = [user("Hello"), assistant(" Hi"), user("Go on")]
+    assert chat.render(back).text == "User: Hello\n\nAssistant: Hi\n\nUser: Go on\n\nAssistant:"
+
+
 def test_options_reach_the_template():
     """Further variables steer the template, as ``enable_thinking`` does."""
     source = small.CHATML + "{% if thinking is false %}{{ '<think></think>' }}{% endif %}"

@@ -13,6 +13,8 @@ messages into what the template does have.  A model without a template gets ``PL
     User: Go on
 
     Assistant:
+
+Content is trimmed there, because a model begins its answer with the space behind the colon.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ PLAIN_TEMPLATE = (
     "{{ plain_bos }}"
     "{% for message in messages %}"
     "{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
-    "{{ message['role'] | capitalize + ': ' + message['content'] }}"
+    "{{ message['role'] | capitalize + ': ' + message['content'] | trim }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
 )

@@ -38,7 +38,7 @@ test: model test-low ## all quick tests, the engine also on the oldest supported
 	$(call SAY,tests)
 	@$(BIN)/python -m pytest
 
-test-low: .venv-low/.stamp
+test-low: .venv-low/.stamp ## the engine on the oldest supported transformers
 	$(call SAY,tests of the engine with the oldest supported transformers)
 	@.venv-low/bin/python -m pytest tests/engines -p no:cacheprovider
 

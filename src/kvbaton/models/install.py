@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvbaton.errors import ModelUnavailable, StoreError, UnsupportedModel
+from kvbaton.errors import ModelUnavailable, StoreError, StoreFull, UnsupportedModel
 from kvbaton.models.catalog import BuiltinModel, builtin
 from kvbaton.models.download import download_parts, join_parts, sha256_file
 from kvbaton.models.progress import Progress, ProgressCallback, Stage, silent
@@ -72,6 +73,8 @@ def pull(
         The parts are not the pinned bytes.
     UnsupportedModel
         The installed transformers cannot convert it faithfully.
+    StoreError
+        A folder cannot be written; ``StoreFull`` when the disk filled up on the way.
     """
     model, report = builtin(name), progress or silent
     folder = model_folder(name, data_dir)
@@ -81,7 +84,8 @@ def pull(
             if not installed(model, data_dir, thorough=True):
                 _install(model, folder, cache_dir / "models" / name, report)
     except OSError as error:
-        raise StoreError(f"{name} could not be written: {error.strerror or error}") from error
+        kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+        raise kind(f"{name} could not be written: {error.strerror or error}") from error
     report(Progress(Stage.DONE, note=str(folder)))
     return folder
 
@@ -118,7 +122,7 @@ def _install(model: BuiltinModel, folder: Path, cache: Path, report: ProgressCal
         _convert(model, gguf, ready, report)
         _write_record(model, ready)
         _swap(ready, folder, Path(build, "old"))
-    shutil.rmtree(cache)
+    shutil.rmtree(cache, ignore_errors=True)  # the checkpoint stands; what stays is swept later
 
 
 def _need_room(model: BuiltinModel, home: Path, cache: Path) -> None:

@@ -27,6 +27,7 @@ from kvbaton.types import (
     StoredTensor,
     TokenRun,
 )
+from kvbaton.wire import segment
 from kvbaton.wire.layout import encode_layout, parse_layout
 from kvbaton.wire.segment import (
     encoded_layer,
@@ -120,6 +121,8 @@ def test_what_is_sealed_is_read_back(layout: KVLayout, data: st.DataObject) -> N
     assert header == sealed.header
     assert header.size_bytes == len(whole)
     assert header.layout == layout
+    assert segment._read_entries(whole[: header.body_start], len(whole), raw_storage) == header
+    assert segment._read_expected(whole[: header.body_start], raw_storage) == header
     for part, layer in zip(header.ranges, parts, strict=True):
         view = memoryview(whole)[header.body_start + part.start : header.body_start + part.stop]
         verify_range(header, part, view)

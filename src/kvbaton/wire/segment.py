@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -19,6 +20,7 @@ from kvbaton.types import (
     SealedSegment,
     SegmentHeader,
     StoredTensor,
+    TensorRecord,
     worst_fidelity,
 )
 from kvbaton.wire import fields as f
@@ -35,6 +37,7 @@ from kvbaton.wire.ranges import encoded_layer, range_tensors, verify_range
 from kvbaton.wire.structure import (
     Storage,
     check_ranges,
+    expect_tensors,
     pad_bytes,
     raw_storage,
     read_tensors,
@@ -53,6 +56,9 @@ __all__ = [
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 _METADATA = "__metadata__"
+_OPENING = f'{{"{_METADATA}":{{"kvbaton":"'
+_decoder = json.JSONDecoder()
+_quote = json.encoder.encode_basestring_ascii
 _OURS = frozenset({"kvbaton"})
 _FIRST_READ_BYTES = 16 << 10
 
@@ -124,11 +130,11 @@ def parse_header(
     if len(header_bytes) != body_start:
         fault = Fault.TRUNCATED if len(header_bytes) < body_start else Fault.TRAILING_BYTES
         raise f.refuse(f"{len(header_bytes)} bytes of a header of {body_start}", fault, "$.header")
-    table = _parse_table(header_bytes)
-    described = parse_description(_description(table))
-    check_ranges(described.span, described.layout, described.ranges)
-    _check_size(body_start + described.ranges[-1].stop, file_size)
-    return _header(described, table, storage, body_start)
+    header = _read_expected(header_bytes, storage)
+    if header is None:
+        header = _read_entries(header_bytes, file_size, storage)
+    _check_size(header.size_bytes, file_size)
+    return header
 
 
 def read_header(
@@ -155,6 +161,54 @@ def _check_address(header_bytes: Buffer, address: str, keys: DomainKeys | None) 
             f"the segment's header has the address {found[:16]}..., not {address[:16]}...",
             at="$.header",
         )
+
+
+def _read_entries(header_bytes: Buffer, file_size: int, storage: Storage) -> SegmentHeader:
+    """Read a header entry by entry, so that whatever is wrong is named."""
+    table = _parse_table(header_bytes)
+    described = parse_description(_description(table))
+    check_ranges(described.span, described.layout, described.ranges)
+    _check_size(len(header_bytes) + described.ranges[-1].stop, file_size)
+    tensors = read_tensors(
+        table,
+        layout=described.layout,
+        ranges=described.ranges,
+        codecs=described.codecs,
+        storage=storage,
+    )
+    return _header(described, tensors, len(header_bytes))
+
+
+def _read_expected(header_bytes: Buffer, storage: Storage) -> SegmentHeader | None:
+    """The fast twin of :func:`_read_entries`, None where that one must look.
+
+    A description leaves a header no choice: whatever is not spelled as expected is wrong (or has
+    a tensor of free length), and the slow twin says what.
+    """
+    text = bytes(header_bytes[LENGTH_FIELD_BYTES:]).decode("latin-1")
+    if not text.startswith(_OPENING):
+        return None
+    try:
+        inner, _ = _decoder.raw_decode(text, len(_OPENING) - 1)
+        described = parse_description(
+            loads(inner.encode("utf-8"), limit_bytes=MAX_HEADER_BYTES, what="segment description")
+        )
+        check_ranges(described.span, described.layout, described.ranges)
+        expected = expect_tensors(
+            layout=described.layout,
+            ranges=described.ranges,
+            codecs=described.codecs,
+            storage=storage,
+        )
+    except (FormatError, ValueError):  # the slow twin finds it again, and names it
+        return None
+    if expected is None:
+        return None
+    tensors, spelled = expected
+    table = f'{{"{_METADATA}":{{"kvbaton":{_quote(inner)}}},{spelled}}}'
+    if text != table + " " * pad_bytes(LENGTH_FIELD_BYTES + len(table)):
+        return None
+    return _header(described, tensors, len(header_bytes))
 
 
 def _parse_table(header_bytes: Buffer) -> dict[str, Any]:
@@ -189,7 +243,7 @@ def _check_size(wanted: int, found: int) -> None:
 
 
 def _header(
-    described: Description, table: Mapping[str, Any], storage: Storage, body_start: int
+    described: Description, tensors: tuple[TensorRecord, ...], body_start: int
 ) -> SegmentHeader:
     return SegmentHeader(
         span=described.span,
@@ -201,13 +255,7 @@ def _header(
         prefix_key=described.prefix_key,
         producer=described.producer,
         ranges=described.ranges,
-        tensors=read_tensors(
-            table,
-            layout=described.layout,
-            ranges=described.ranges,
-            codecs=described.codecs,
-            storage=storage,
-        ),
+        tensors=tensors,
         body_start=body_start,
     )
 
@@ -267,7 +315,7 @@ def seal_segment(
         ranges=tuple(ranges),
     )
     header_bytes = _header_bytes(described, table)
-    header = _checked(described, table, storage, len(header_bytes))
+    header = _read_back(header_bytes, len(header_bytes) + ranges[-1].stop, storage)
     return SealedSegment(
         address=keys.segment_address(header_bytes),
         header=header,
@@ -335,17 +383,10 @@ def _header_bytes(described: Description, table: Mapping[str, Any]) -> bytes:
     return len(spelled).to_bytes(LENGTH_FIELD_BYTES, "little") + spelled
 
 
-def _checked(
-    described: Description, table: Mapping[str, Any], storage: Storage, body_start: int
-) -> SegmentHeader:
-    """Hold what was sealed to the rules of the parser, so that nothing unreadable is put."""
+def _read_back(header_bytes: bytes, file_size: int, storage: Storage) -> SegmentHeader:
+    """Hold what was sealed to the rules of the reader, so that nothing unreadable is put."""
     try:
-        if body_start > MAX_HEADER_BYTES:
-            raise f.refuse("the header is too large", Fault.TOO_LARGE, "$.header")
-        again = parse_description(encode_description(described))
-        check_ranges(again.span, again.layout, again.ranges)
-        _check_size(size := body_start + again.ranges[-1].stop, size)
-        return _header(again, table, storage, body_start)
+        return parse_header(header_bytes, file_size=file_size, storage=storage)
     except FormatError as error:
         raise InputError(
             f"cannot be sealed: {error.sentence}", at=error.at, hint=error.hint

@@ -38,13 +38,15 @@ _SUFFIX = re.compile(r"[kv][a-z0-9_.]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor that a layer must have: its name without the layer, dtype, shape and size."""
+    """A tensor that a layer must have: its name without the layer, dtype, shape and size, and how
+    its entry's end is spelled."""
 
     suffix: str
     dtype: str
     shape: tuple[int, ...] | None
     axes: list[int]
     size_bytes: int
+    spelled: str
 
 
 class Storage(Protocol):
@@ -165,14 +167,10 @@ def read_tensors(
     FormatError
         With the tensor's name in the path.
     """
-    plans: dict[tuple[int, int, int, int], tuple[_Tensor, ...]] = {}
     records: list[TensorRecord] = []
     pads = 0
-    for index, part in enumerate(ranges):
-        spec = layout.layers[part.layer]
-        key = (id(spec), part.run.count, part.k_codec, part.v_codec)
-        if (plan := plans.get(key)) is None:
-            plan = plans[key] = _plan(spec, part, codecs, storage, layout.dtype)
+    plans = _plans(layout, ranges, codecs, storage)
+    for index, (part, plan) in enumerate(zip(ranges, plans, strict=True)):
         cursor, prefix = part.start, tensor_prefix(part.layer)
         for wanted in plan:
             record = _read_tensor(table, prefix + wanted.suffix, wanted, cursor)
@@ -192,10 +190,59 @@ def read_tensors(
     return tuple(records)
 
 
+def expect_tensors(
+    *,
+    layout: KVLayout,
+    ranges: Sequence[LayerRange],
+    codecs: Sequence[Chain],
+    storage: Storage,
+) -> tuple[tuple[TensorRecord, ...], str] | None:
+    """The tensors that a header must have, and how its table spells them (without braces).
+
+    The fast twin of :func:`read_tensors`: a table with just this text has just these tensors.
+    None where the ranges do not fit, or where a length is free: the table must be read then.
+    """
+    records: list[TensorRecord] = []
+    spelled: list[str] = []
+    plans = _plans(layout, ranges, codecs, storage)
+    for part, plan in zip(ranges, plans, strict=True):
+        cursor, prefix = part.start, tensor_prefix(part.layer)
+        for wanted in plan:
+            if wanted.shape is None:
+                return None
+            name, stop = prefix + wanted.suffix, cursor + wanted.size_bytes
+            records.append(TensorRecord(name, wanted.dtype, wanted.shape, cursor, stop))
+            spelled.append(f'"{name}":{{"data_offsets":[{cursor},{stop}],{wanted.spelled}')
+            cursor = stop + pad_bytes(stop)
+            if cursor > stop:
+                spelled.append(
+                    f'"{name}-pad":{{"data_offsets":[{stop},{cursor}],'
+                    f'"dtype":"U8","shape":[{cursor - stop}]}}'
+                )
+        if cursor != part.stop:
+            return None
+    return tuple(records), ",".join(spelled)
+
+
+def _plans(
+    layout: KVLayout, ranges: Sequence[LayerRange], codecs: Sequence[Chain], storage: Storage
+) -> list[tuple[_Tensor, ...]]:
+    """The plan of each range; alike layers share theirs."""
+    known: dict[tuple[int, int, int, int], tuple[_Tensor, ...]] = {}
+    plans = []
+    for part in ranges:
+        spec = layout.layers[part.layer]
+        key = (id(spec), part.run.count, part.k_codec, part.v_codec)
+        if (plan := known.get(key)) is None:
+            plan = known[key] = _plan(spec, part, codecs, storage, layout.dtype)
+        plans.append(plan)
+    return plans
+
+
 def _plan(
     spec: LayerLayout, part: LayerRange, codecs: Sequence[Chain], storage: Storage, dtype: str
 ) -> tuple[_Tensor, ...]:
-    """Tensors of one layer sorted by name; alike layers share the plan."""
+    """Tensors of one layer sorted by name."""
     wanted = []
     for name, codec, dim in (("k", part.k_codec, spec.k_dim), ("v", part.v_codec, spec.v_dim)):
         shape = (spec.kv_heads, part.run.count, dim)
@@ -210,7 +257,9 @@ def _plan(
 
 def _wanted(suffix: str, dtype: str, shape: tuple[int, ...] | None) -> _Tensor:
     size_bytes = 0 if shape is None else prod(shape) * DTYPE_BYTES[dtype]
-    return _Tensor(suffix, dtype, shape, list(shape or ()), size_bytes)
+    axes = list(shape or ())
+    spelled = f'"dtype":"{dtype}","shape":[{",".join(map(str, axes))}]}}'
+    return _Tensor(suffix, dtype, shape, axes, size_bytes, spelled)
 
 
 def _read_tensor(table: Mapping[str, Any], name: str, wanted: _Tensor, start: int) -> TensorRecord:

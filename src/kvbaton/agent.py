@@ -191,9 +191,8 @@ class Agent:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
         self._require_window(wanted)
         known = self.conversation
-        if known is not None and common_prefix(known.ids, wanted.ids) >= known.cache.length:
-            if len(wanted.ids) > known.cache.length:
-                return self._answer_from(known, wanted, how, account)
+        if known is not None and _covers(known, wanted.ids):
+            return self._answer_from(known, wanted, how, account)
         found = self.relay.find_prefix(wanted.ids)
         cache = None
         if found:
@@ -336,9 +335,11 @@ class Agent:
         clock = Clock()
         try:
             with clock.phase("get"):
-                opened = self.relay.open(baton)
+                opened = self.relay.open(baton, deadline_s=deadline_s)
         except (NotTrusted, BatonUnavailable) as error:
-            return self._without_baton(error, messages, strict, how, clock)
+            if messages is None or strict:
+                raise
+            return self._without_baton(error, messages, how, clock)
         wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
         account = _Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
         account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
@@ -356,14 +357,11 @@ class Agent:
     def _without_baton(
         self,
         error: NotTrusted | BatonUnavailable,
-        messages: Messages | None,
-        strict: bool,
+        messages: Messages,
         how: Decoding,
         clock: Clock,
     ) -> Turn:
         """Answer the caller's own messages; nothing of the baton is used."""
-        if messages is None or strict:
-            raise error
         if isinstance(error, NotTrusted):
             reason = Reason(ReasonCode.DOMAIN_DIFFERS, error.sentence, error.at)
             outcome = Outcome.NOT_TRUSTED
@@ -461,8 +459,7 @@ class Agent:
         return max(left - prefill_s, min(left, 0.1 * deadline_s))
 
     def _account_for(self, taken: Taken, account: _Account) -> Any:
-        for phase, seconds in taken.seconds.items():
-            account.clock.seconds[phase] = account.clock.seconds.get(phase, 0.0) + seconds
+        account.clock.add(taken.seconds)
         account.route, account.reused = taken.route, taken.reused
         account.reasons += taken.reasons
         account.bytes_moved, account.held = taken.bytes_moved, taken.held
@@ -502,6 +499,7 @@ class Agent:
                 cache,
                 wanted.ids[account.reused :],
                 how,
+                after=account.reused,
                 settled=settled,
                 first_token=first_token,
             )
@@ -595,6 +593,12 @@ def _filled(text: str) -> str:
     if not text.strip():
         raise EmptyInput("there is nothing to read: the text is blank")
     return text
+
+
+def _covers(known: Conversation, ids: Sequence[int]) -> bool:
+    """Whether ``ids`` begin with everything that the conversation's cache holds, and go on."""
+    cached = known.cache.length
+    return len(ids) > cached and common_prefix(known.ids, ids) >= cached
 
 
 def _system_message(system: str | None) -> list[JSON]:

@@ -39,6 +39,7 @@ def slice_layers(exported: Iterable[ExportedLayer]) -> Iterator[SlicedLayer]:
 def encode_layers(
     sliced: Iterable[SlicedLayer], chain: codecs.CodecChain
 ) -> Iterator[EncodedLayer]:
+    """Stored tensors of each layer."""
     described = chain.to_json()
     for part in sliced:
         tensors = chain.encode("k", part.keys) + chain.encode("v", part.values)
@@ -75,6 +76,7 @@ def verify_layers(
 
 
 def decode_layers(verified: Iterable[tuple[int, VerifiedLayer]]) -> Iterator[DecodedLayer]:
+    """Tensors again, by the codec chains that each segment's header names."""
     chains: dict[tuple[int, int], codecs.CodecChain] = {}
     for index, part in verified:
         with located(f"$.segments[{index}]"):

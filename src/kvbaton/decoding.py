@@ -10,7 +10,7 @@ from typing import Any
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.sampling import Sampler, Sampling
 from kvbaton.engines.transformers.stream import StopStrings, TextStream
-from kvbaton.errors import InputError
+from kvbaton.errors import CacheBusy, InputError
 from kvbaton.triggers import Fired, Progress, Trigger
 
 
@@ -57,24 +57,28 @@ def decode(
     feed: Sequence[int],
     how: Decoding,
     *,
+    after: int | None = None,
     settled: Callable[[Sequence[int]], None] | None = None,
     first_token: Callable[[], None] | None = None,
 ) -> Answer:
     """Feed ``feed`` behind the cache and decode an answer.
 
+    ``after`` is the length that the cache must have, so that ``feed`` goes on where it should;
     ``settled`` is called after each forward pass with the ids sampled so far; ``first_token`` once
     the first token is out.
 
     Raises
     ------
     CacheBusy
-        Another request is using the cache.
+        Another request is using the cache, or has moved it on.
     EmptyInput, WindowExceeded
         There is nothing to feed, or no room for it.
     """
     loop = _Loop(engine, how)
     room = engine.max_tokens - cache.length - len(feed)
     with cache.exclusive():
+        if after is not None and cache.length != after:
+            raise CacheBusy("another request has moved this cache on")
         started, before = time.perf_counter(), engine.computed_tokens()
         logits = engine.forward(cache, feed)
         computed = engine.computed_tokens() - before
@@ -89,7 +93,7 @@ def decode(
                 loop.finish = "length"
                 break
             ended = loop.push(engine.forward(cache, loop.ids[-1:]))
-    loop.flush()
+        loop.flush()
     return Answer(tuple(loop.ids), "".join(loop.shown), loop.finish, computed, ttft_s, loop.fired)
 
 

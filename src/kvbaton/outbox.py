@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvbaton.errors import KvbatonError
 from kvbaton.clock import Clock
+from kvbaton.errors import KvbatonError
 from kvbaton.relay import Relay
 from kvbaton.types import SegmentRef
 

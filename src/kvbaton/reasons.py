@@ -13,6 +13,7 @@ from kvbaton.errors import (
     NotFound,
     OutOfMemory,
     StoreError,
+    StoreTimeout,
 )
 from kvbaton.types import Reason, ReasonCode
 
@@ -55,7 +56,9 @@ def unavailable_reason(error: BatonUnavailable) -> Reason:
             (True, True): ReasonCode.TRANSCRIPT_MISSING,
         }
         return Reason(codes[of_transcript, missing], error.sentence, error.at)
-    return Reason(ReasonCode.STORE_ERROR, error.sentence, error.at)
+    late = isinstance(error.__cause__, StoreTimeout)
+    code = ReasonCode.DEADLINE if late else ReasonCode.STORE_ERROR
+    return Reason(code, error.sentence, error.at)
 
 
 def reason_of(error: BaseException) -> Reason:

@@ -12,15 +12,15 @@ been verified cannot be decoded.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 from kvbaton import codecs
@@ -33,9 +33,17 @@ from kvbaton.arrows import (
     slice_layers,
     verify_layers,
 )
-from kvbaton.clock import Clock
+from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
-from kvbaton.errors import Fault, FormatError, KvbatonError, NotTrusted, StoreError
+from kvbaton.errors import (
+    BatonUnavailable,
+    Fault,
+    FormatError,
+    KvbatonError,
+    NotTrusted,
+    StoreError,
+    StoreTimeout,
+)
 from kvbaton.policy import gates
 from kvbaton.reasons import located, reason_of, unavailable
 from kvbaton.seals import TrustDomain
@@ -304,7 +312,7 @@ class Relay:
 
     # -- take: get -> verify -> decode -> align -> attach ----------------------------------------
 
-    def open(self, baton: Baton | BatonRef | str) -> Baton:
+    def open(self, baton: Baton | BatonRef | str, *, deadline_s: float = math.inf) -> Baton:
         """Manifest and transcript of a baton; a ``Baton`` in process carries both.
 
         Raises
@@ -312,13 +320,17 @@ class Relay:
         NotTrusted
             The baton belongs to another trust domain; its transcript was not read.
         BatonUnavailable
-            Manifest or transcript is absent or damaged; the cause is chained.
+            Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
         if isinstance(baton, Baton):
             self._require_domain(baton.manifest)
             return baton
         ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
-        return self._read(ref, self._store_of(ref.store))
+        try:
+            return within(deadline_s, lambda: self._read(ref, self._store_of(ref.store)))
+        except FutureTimeout:
+            late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
+            raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
 
     def _store_of(self, url: str) -> Store:
         return self.store if url == self.store.url else open_store(url)
@@ -392,23 +404,17 @@ class Relay:
         The work runs in a thread of its own, on a cache that nobody else sees: past the deadline
         it is abandoned, whatever the store is doing, and nothing half attached is left.
         """
-        clock, abandoned, outcome = Clock(), Event(), Future[tuple[Any, int]]()
+        clock, abandoned = Clock(), Event()
         needed = tuple(ref for ref in refs if ref.span.first < tokens)
 
-        def work() -> None:
-            try:
-                store = self._store_of(store_url or self.store.url)
-                outcome.set_result(
-                    self._fill(
-                        store, needed, ids, tokens, room=room, clock=clock, abandoned=abandoned
-                    )
-                )
-            except BaseException as error:
-                outcome.set_exception(error)
+        def fill() -> tuple[Any, int]:
+            store = self._store_of(store_url or self.store.url)
+            return self._fill(
+                store, needed, ids, tokens, room=room, clock=clock, abandoned=abandoned
+            )
 
-        Thread(target=work, name="kvbaton-take", daemon=True).start()
         try:
-            cache, moved = outcome.result(timeout=max(deadline_s, 0.0))
+            cache, moved = within(deadline_s, fill)
         except FutureTimeout:
             late = Reason(ReasonCode.DEADLINE, f"the cache was not there within {deadline_s:.3g} s")
             return Taken(None, 0, Route.TEXT, (late,), seconds=dict(clock.seconds))

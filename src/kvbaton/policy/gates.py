@@ -67,7 +67,7 @@ def fidelity(manifest: Manifest, context: TakeContext) -> Verdict:
         return Allow()
     return _deny(
         ReasonCode.FIDELITY,
-        f"the cache is {manifest.fidelity.kind.value}, the receiver asks for {context.minimum.value}",
+        f"the cache is {manifest.fidelity.kind}, the receiver asks for {context.minimum}",
     )
 
 

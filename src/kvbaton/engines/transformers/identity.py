@@ -23,37 +23,43 @@ from kvbaton.engines.transformers import compat
 from kvbaton.errors import UnsupportedModel
 from kvbaton.types import FunctionId, KVLayout, RopeSpec
 
+STATEFUL_ROPE = ("dynamic", "longrope")
+"""RoPE kinds whose table changes with the length, inside the model: one request at a time."""
+
 _CONTEXT = "kvbaton function id 1"
 _VOLATILE = frozenset(
     ("_name_or_path", "architectures", "attn_implementation", "_attn_implementation", "dtype",
      "id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict",
      "torch_dtype", "transformers_version", "use_cache", "rope_parameters", "rope_scaling",
      "rope_theta", "rope_local_base_freq", "rotary_pct", "rotary_emb_base", "partial_rotary_factor",
-     "layer_types", "head_dim", "quantization_config", "chunk_size_feed_forward", "problem_type",
-     "pretraining_tp", "default_theta")
+     "original_max_position_embeddings", "layer_types", "head_dim", "quantization_config",
+     "chunk_size_feed_forward", "problem_type", "pretraining_tp", "default_theta")
 )  # fmt: skip
-_GENERATION_DEFAULTS = frozenset(
+"""Names, versions, and what the parts ``rope``, ``dtype`` and the layout cover."""
+_NOT_INFERENCE = frozenset(
     ("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
      "num_return_sequences", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
      "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
      "return_dict_in_generate", "output_scores", "remove_invalid_values", "use_bfloat16",
      "add_cross_attention", "torchscript", "tie_encoder_decoder", "tf_legacy_loss", "is_decoder",
-     "pruned_heads")
+     "pruned_heads", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+     "attention_dropout", "hidden_dropout", "classifier_dropout", "resid_pdrop", "embd_pdrop",
+     "initializer_range")
 )  # fmt: skip
-"""What configurations before 5.0 carried of generation; it has no part in the function."""
-_TOKENIZER_PARTS = (
-    "added_tokens",
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-    "model",
-)
+"""What a configuration says of training and generation; it has no part in keys and values."""
+_TABLE_SWITCHES = ("factor", "long_factor", "original_max_position_embeddings", "short_factor")
+"""Parameters of those RoPE kinds that change their table with the length."""
 _PROBES = (
-    "The quick brown fox jumps over the lazy dog.", " leading and  double  spaces ", "\n\n\ttabs\r\n",
-    "1234567890 3.14159", "don't we'll I'd", "Überraschung naïve 東京 жизнь 🙂👍🏽", "def f(x):\n    return x",
-    "<|im_start|>user\nhello<|im_end|>", "<s>[INST] a [/INST]</s>",
-)  # fmt: skip
+    "The quick brown fox jumps over the lazy dog.",
+    " leading and  double  spaces ",
+    "\n\n\ttabs\r\n",
+    "1234567890 3.14159",
+    "don't we'll I'd",
+    "Überraschung naïve 東京 жизнь 🙂👍🏽",
+    "def f(x):\n    return x",
+    "<|im_start|>user\nhello<|im_end|>",
+    "<s>[INST] a [/INST]</s>",
+)
 
 
 def digest_of(value: Any) -> str:
@@ -72,7 +78,8 @@ def function_id(parts: dict[str, str]) -> FunctionId:
 def weights_digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """BLAKE3 digest (hex) over names, dtypes, shapes and bytes of tensors, sorted by name."""
     outer = blake3()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+    named = ((compat.parameter_name(name), tensor) for name, tensor in tensors)
+    for name, tensor in sorted(named, key=lambda item: item[0]):
         data = tensor.detach().to("cpu").contiguous()
         raw = data.reshape(-1).view(torch.uint8).numpy()
         inner = blake3(raw, max_threads=blake3.AUTO).hexdigest()
@@ -81,13 +88,13 @@ def weights_digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def checkpoint_stamp(folder: Path, **options: str) -> str:
-    """Identity of the weight files in ``folder`` as they are now, and of the load options."""
+    """Identity of the weight files in ``folder`` as they are now, and of how they are loaded."""
     stats = []
     for file in sorted(folder.glob("*")):
         if file.suffix in (".safetensors", ".bin", ".gguf", ".json"):
             s = file.stat()
             stats.append([file.name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns])
-    return digest_of([str(folder.resolve()), stats, options])
+    return digest_of([str(folder.resolve()), stats, options, compat.version()])
 
 
 class DigestMemory:
@@ -129,8 +136,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
     }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        serialized = json.loads(backend.to_str())
-        described |= {part: serialized.get(part) for part in _TOKENIZER_PARTS}
+        described |= compat.tokenizer_rules(json.loads(backend.to_str()))
     else:
         described["vocabulary"] = tokenizer.get_vocab()
     return digest_of(described)
@@ -143,16 +149,26 @@ def template_digest(tokenizer: Any) -> str:
 
 def config_digest(config: Any) -> str:
     """Digest of the configuration without names, versions, and what other parts cover."""
-    left_out = _VOLATILE | _GENERATION_DEFAULTS
+    left_out = _VOLATILE | _NOT_INFERENCE
     plain = {k: v for k, v in config.to_dict().items() if k not in left_out and v is not None}
     return digest_of(plain)
 
 
 def rope_digest(ropes: tuple[RopeSpec, ...]) -> str:
-    """Digest of the RoPE tables in use."""
+    """Digest of the RoPE tables in use, and of what they change into with the length."""
     return digest_of(
-        [[r.kind, r.pairing, r.rotary_dim, r.table, r.attention_factor.hex()] for r in ropes]
+        [
+            [r.kind, r.pairing, r.rotary_dim, r.table, r.attention_factor.hex(), _switches(r)]
+            for r in ropes
+        ]
     )
+
+
+def _switches(rope: RopeSpec) -> list[tuple[str, Any]]:
+    """Parameters of a table that is not the same at all lengths."""
+    if rope.kind not in STATEFUL_ROPE:
+        return []
+    return [(name, value) for name, value in rope.parameters if name in _TABLE_SWITCHES]
 
 
 def layout_digest(layout: KVLayout) -> str:
@@ -185,7 +201,10 @@ def adapter_name(model: Any) -> str:
     UnsupportedModel
         The model carries a PEFT adapter that has not been merged.
     """
-    if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
+    declared = getattr(model, "peft_config", None) or getattr(
+        model, "_hf_peft_config_loaded", False
+    )
+    if declared or any(type(m).__module__.split(".")[0] == "peft" for m in model.modules()):
         raise UnsupportedModel(
             "the model carries an adapter that is not merged",
             hint="merge it with merge_and_unload(); it then has a function id of its own",
@@ -193,14 +212,30 @@ def adapter_name(model: Any) -> str:
     return "none"
 
 
-def refuse_quantized_or_sharded(model: Any) -> None:
-    """Raise ``UnsupportedModel`` for models whose weights or layers are spread or quantized."""
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None or getattr(model, "is_quantized", False):
+def refuse_quantized(config: Any) -> None:
+    """Raise ``UnsupportedModel`` if the configuration says that the weights are quantized."""
+    if getattr(config, "quantization_config", None):
         raise UnsupportedModel(
             "quantized models are not supported: their function cannot be identified yet",
             hint="load an unquantized or dequantized checkpoint",
         )
+
+
+def require_plain(model: Any) -> None:
+    """Require weights that are all here, on one device, not quantized and without adapters.
+
+    Raises
+    ------
+    UnsupportedModel
+        They are not.
+    """
+    refuse_quantized(model.config)
+    if getattr(model, "hf_quantizer", None) or getattr(model, "is_quantized", False):
+        raise UnsupportedModel(
+            "quantized models are not supported: their function cannot be identified yet",
+            hint="load an unquantized or dequantized checkpoint",
+        )
+    adapter_name(model)
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
         raise UnsupportedModel(

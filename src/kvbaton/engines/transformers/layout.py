@@ -37,25 +37,55 @@ DTYPES: dict[torch.dtype, str] = {
 }
 """torch dtype -> safetensors name, for the dtypes that a cache may have."""
 
-_STATE_SPACE = ("mamba", "rwkv", "jamba", "zamba", "bamba", "falcon_h1", "recurrent_gemma", "granitemoehybrid",
-                "nemotron_h", "lfm2", "xlstm", "plamo2")  # fmt: skip
+_STATE_SPACE = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "mamba",
+    "nemotron_h",
+    "plamo2",
+    "recurrent_gemma",
+    "rwkv",
+    "xlstm",
+    "zamba",
+)
+
+
+def _has(config: Any, *names: str) -> bool:
+    return any(getattr(config, name, None) for name in names)
+
+
+def _uses_mrope(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    return "mrope_section" in str(rope)
+
 
 _REASONS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("it is an encoder-decoder: cross-attention caches are not handed over",
-     lambda c: bool(getattr(c, "is_encoder_decoder", False) or getattr(c, "add_cross_attention", False))),
-    ("it keeps a state-space or recurrent state instead of keys and values",
-     lambda c: any(str(c.model_type).startswith(name) for name in _STATE_SPACE)),
-    ("it has an indexer that keeps a cache of its own",
-     lambda c: getattr(c, "index_topk", None) is not None or getattr(c, "index_head_dim", None) is not None),
-    ("it uses multi-head latent attention (MLA)",
-     lambda c: getattr(c, "kv_lora_rank", None) is not None),
-    ("some of its layers share the keys and values of others",
-     lambda c: bool(getattr(c, "num_kv_shared_layers", 0)) or bool(getattr(c, "use_shared_kv", False))),
-    ("it uses M-RoPE: positions are not one number per token",
-     lambda c: "mrope_section" in str(getattr(c, "rope_parameters", None) or getattr(c, "rope_scaling", None))),
-    ("it has linear-attention or other layers that are neither full nor window attention",
-     lambda c: bool(_foreign_layer_types(c))),
-)  # fmt: skip
+    (
+        "it is an encoder-decoder: cross-attention caches are not handed over",
+        lambda c: _has(c, "is_encoder_decoder", "add_cross_attention"),
+    ),
+    (
+        "it keeps a state-space or recurrent state instead of keys and values",
+        lambda c: str(c.model_type).startswith(_STATE_SPACE),
+    ),
+    (
+        "it has an indexer that keeps a cache of its own",
+        lambda c: _has(c, "index_topk", "index_head_dim"),
+    ),
+    ("it uses multi-head latent attention (MLA)", lambda c: _has(c, "kv_lora_rank")),
+    (
+        "some of its layers share the keys and values of others",
+        lambda c: _has(c, "num_kv_shared_layers", "use_shared_kv"),
+    ),
+    ("it uses M-RoPE: positions are not one number per token", _uses_mrope),
+    (
+        "it has linear-attention or other layers that are neither full nor window attention",
+        lambda c: bool(_foreign_layer_types(c)),
+    ),
+)
 
 
 def _foreign_layer_types(config: Any) -> set[str]:

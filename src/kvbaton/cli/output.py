@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.table import Table
 from rich.text import Text
 
 from kvbaton.errors import BatonRefused, FormatError, KvbatonError
@@ -46,7 +47,14 @@ _SPOOFS = frozenset(
 
 
 class _Terminal(Console):
-    """A console that leaves it to ``main`` what a reader who went away means."""
+    """A console that leaves it to ``main`` what a reader who went away means.
+
+    Where nobody looks at columns, lines are as long as they need to be.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        width = None if file.isatty() else 10_000
+        super().__init__(file=file, soft_wrap=True, highlight=False, width=width)
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
@@ -74,8 +82,8 @@ class Output:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.out = _Terminal(file=sys.stdout, soft_wrap=True, highlight=False)
-        self.err = _Terminal(file=sys.stderr, soft_wrap=True, highlight=False)
+        self.out = _Terminal(sys.stdout)
+        self.err = _Terminal(sys.stderr)
 
     def result(self, value: JSON, show: Callable[[Console], None]) -> None:
         """Print the command's result: ``value`` with ``--json``, else whatever ``show`` prints."""
@@ -105,13 +113,11 @@ class Output:
                 task = bars.add_task(visible(label), total=None)
                 yield Step(_drawing(bars, task))
             return
-        late = threading.Timer(QUIET_S, lambda: self.say(f"{label} ..."))
-        late.daemon = True
-        late.start()
+        lines = _Lines(label, self.say)
         try:
-            yield Step(self._reporting(label))
+            yield Step(lines.show)
         finally:
-            late.cancel()
+            lines.stop()
 
     def _bars(self) -> Bars:
         return Bars(
@@ -125,17 +131,35 @@ class Output:
             transient=True,
         )
 
-    def _reporting(self, label: str) -> Callable[[str, int, int], None]:
-        """One line per label and per tenth of the work."""
-        last = [(label, 0)]
 
-        def show(now: str, done_bytes: int, total_bytes: int) -> None:
-            tenth = 10 * done_bytes // total_bytes if total_bytes else 0
-            if (now, tenth) != last[0]:
-                last[0] = (now, tenth)
-                self.say(f"{now} {10 * tenth}%" if total_bytes else f"{now} ...")
+class _Lines:
+    """Progress where there is no terminal: one line per label and tenth, after a quiet second."""
 
-        return show
+    def __init__(self, label: str, say: Callable[[str], None]) -> None:
+        self._now, self._say, self._loud = f"{label} ...", say, False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(QUIET_S, self._speak)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _speak(self) -> None:
+        with self._lock:
+            self._loud = True
+            self._say(self._now)
+
+    def show(self, label: str, done_bytes: int, total_bytes: int) -> None:
+        """Remember, or print, what is done now."""
+        share = f" {100 * done_bytes // total_bytes // 10 * 10}%" if total_bytes else " ..."
+        with self._lock:
+            changed, self._now = label + share != self._now, label + share
+            if self._loud and changed:
+                self._say(self._now)
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._timer.cancel()
+        with self._lock:
+            self._say = lambda text: None
 
 
 class _OnlyWithTotal(TextColumn):
@@ -196,6 +220,23 @@ def _acts(character: str) -> bool:
 def _escaped(character: str) -> str:
     point = ord(character)
     return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}"
+
+
+def print_table(
+    console: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = ""
+) -> None:
+    """Print rows under headings (none: without a head); cells are shown as they are.
+
+    ``right`` has one letter per column: ``r`` where numbers are set flush right.
+    """
+    table = Table(box=None, pad_edge=False, show_header=any(headings))
+    flush = right.ljust(len(headings))
+    for heading, side in zip(headings, flush, strict=False):
+        justify: JustifyMethod = "right" if side == "r" else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    console.print(table)
 
 
 def bytes_text(count: int) -> str:

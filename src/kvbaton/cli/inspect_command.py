@@ -1,0 +1,140 @@
+"""``kvbaton inspect``: what a baton says about itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kvbaton.cli import places
+from kvbaton.cli.holdings import open_manifest, open_transcript
+from kvbaton.cli.options import BatonArgument, StoreOption
+from kvbaton.cli.output import JsonFlag, Output, age_text, bytes_text, print_table, visible
+from kvbaton.stores import Key, Kind, Store
+from kvbaton.types import JSON, Manifest, SegmentRef
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("inspect")(inspect)
+
+
+def inspect(
+    baton: BatonArgument,
+    store: StoreOption = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Show the conversation's text, too.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a baton's manifest, once its digest is verified; segments are not read.
+
+    Text from the baton is shown with its control characters escaped.
+    """
+    output = Output(as_json)
+    opened, domain = places.open_to_read(store), places.trust_domain()
+    manifest = open_manifest(opened, domain, baton)
+    said = {"baton": baton, "store": opened.url, **describe(manifest, opened)}
+    if text:
+        said["text"] = open_transcript(opened, domain, manifest).text
+    output.result(said, lambda console: _show(console, said))
+
+
+def describe(manifest: Manifest, store: Store) -> JSON:
+    """A manifest as JSON; each segment with whether the store holds it."""
+    return {
+        "sender": manifest.sender,
+        "created_ms": manifest.created_ms,
+        "mode": manifest.mode.value,
+        "domain": manifest.domain,
+        "cached_tokens": manifest.cached_tokens,
+        "pending_tokens": manifest.pending_tokens,
+        "terms": {
+            "instruction": manifest.terms.instruction,
+            "summary": manifest.terms.summary,
+            "goal": manifest.terms.goal,
+            "round": manifest.terms.round,
+            "receiver": manifest.terms.receiver,
+        },
+        "spans": [
+            {
+                "role": span.role.value,
+                "first": span.run.first,
+                "count": span.run.count,
+                "shift": span.shift,
+            }
+            for span in manifest.spans
+        ],
+        "segments": [_segment(ref, store) for ref in manifest.segments],
+        "fidelity": manifest.fidelity.to_json(),
+        "hops": {"exact": manifest.hops.exact, "lossy": manifest.hops.lossy},
+        "parents": list(manifest.parents),
+        "function": {
+            "digest": manifest.function.digest,
+            "parts": dict(manifest.function.parts),
+        },
+        "producer": dict(manifest.producer),
+        "transcript": {"address": manifest.transcript, "size_bytes": manifest.transcript_bytes},
+        "token_digest": manifest.token_digest,
+        "ref": manifest.ref,
+        "sequence": manifest.sequence,
+    }
+
+
+def _segment(ref: SegmentRef, store: Store) -> JSON:
+    return {
+        "address": ref.address,
+        "kind": ref.span.kind.value,
+        "first": ref.span.first,
+        "count": ref.span.count,
+        "size_bytes": ref.size_bytes,
+        "fidelity": ref.fidelity.to_json(),
+        "present": store.exists(Key(Kind.SEGMENT, ref.address)),
+    }
+
+
+def _show(console: Console, said: JSON) -> None:
+    age_s = time.time() - said["created_ms"] / 1000
+    fidelity, hops = said["fidelity"], said["hops"]
+    rows = {
+        "baton": said["baton"],
+        "sender": said["sender"],
+        "age": age_text(age_s),
+        "mode": said["mode"],
+        "domain": said["domain"],
+        "tokens": f"{said['cached_tokens']} cached, {said['pending_tokens']} pending",
+        "fidelity": f"{fidelity['class']} ({fidelity['codec']})",
+        "hops": f"{hops['exact']} exact, {hops['lossy']} lossy",
+        "parents": "\n".join(said["parents"]) or "none",
+        "function": said["function"]["digest"],
+        **{name: str(value) for name, value in said["terms"].items() if value},
+    }
+    print_table(console, ("", ""), rows.items())
+    for heading, table in (
+        ("function of", said["function"]["parts"]),
+        ("made by", said["producer"]),
+    ):
+        console.print()
+        print_table(console, (heading, ""), table.items())
+    console.print()
+    spans = [(s["role"], str(s["first"]), str(s["count"])) for s in said["spans"]]
+    print_table(console, ("span", "first", "tokens"), spans, right=" rr")
+    console.print()
+    headings = ("segment", "kind", "first", "tokens", "size", "in the store")
+    print_table(console, headings, map(_segment_row, said["segments"]), right="  rrr")
+    if "text" in said:
+        console.print()
+        console.print(visible(said["text"]), markup=False)
+
+
+def _segment_row(said: JSON) -> tuple[str, ...]:
+    return (
+        said["address"],
+        said["kind"],
+        str(said["first"]),
+        str(said["count"]),
+        bytes_text(said["size_bytes"]),
+        "yes" if said["present"] else "NO",
+    )

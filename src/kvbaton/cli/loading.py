@@ -1,0 +1,30 @@
+"""Loading a model for a command: unknown names fail before torch is imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvbaton import models, settings
+from kvbaton.cli.output import Output
+
+if TYPE_CHECKING:
+    from kvbaton.engines.base import Engine
+
+
+def load_engine(output: Output, name: str, *, dtype: str) -> Engine:
+    """Load a model, with progress, and keep transformers off the terminal.
+
+    Raises
+    ------
+    UnknownModel, ModelUnavailable
+        Nothing of that name, or nothing of it on this machine.
+    UnsupportedLayout, UnsupportedModel
+        The model's cache cannot be handed over faithfully.
+    """
+    models.resolve(name, data_dir=settings.from_environment().data_dir)
+    with output.progress(f"loading {name}"):
+        from kvbaton import api
+        from kvbaton.engines.transformers.quiet import silence
+
+        silence()
+        return api.load(name, dtype=dtype)

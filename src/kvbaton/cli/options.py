@@ -1,0 +1,42 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    """dtype of weights and cache."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+BatonArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The baton's id: 64 hexadecimal digits.")
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="The store, such as dir:///var/lib/kvbaton; by default the settings' own.",
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="Built-in name, folder with a checkpoint, or hub id."
+    ),
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", metavar="D", help="dtype of weights and cache.")
+]
+SystemOption = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The agent's own system prompt.")
+]

@@ -1,0 +1,88 @@
+"""``kvbaton rm``: remove batons and, where nobody else needs them, their segments."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvbaton.cli import places
+from kvbaton.cli.holdings import Holding, holdings, prefix_records
+from kvbaton.cli.options import StoreOption
+from kvbaton.cli.output import JsonFlag, Output, bytes_text
+from kvbaton.errors import BatonUnavailable
+from kvbaton.stores import Key, Kind, Store
+from kvbaton.types import JSON
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("rm")(rm)
+
+
+def rm(
+    batons: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of batons.")],
+    store: StoreOption = None,
+    segments: Annotated[
+        bool,
+        typer.Option("--segments", help="Also segments that no baton left there lists."),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove batons with their transcripts, as far as no other baton lists them.
+
+    Nothing is removed unless all the batons are there.  Without --segments the segments stay:
+    they serve other prompts that begin alike, until the store's size limit evicts them.
+    """
+    output = Output(as_json)
+    opened = places.open_to_read(store)
+    going = {Key(Kind.BATON, name) for name in batons}
+    found = list(holdings(opened))
+    absent = going - {holding.entry.key for holding in found}
+    if absent:
+        raise BatonUnavailable(
+            f"the store holds no baton {min(absent).name}", hint="nothing was removed"
+        )
+    gone = [holding for holding in found if holding.entry.key in going]
+    kept = [holding for holding in found if holding.entry.key not in going]
+    with output.progress("removing"):
+        said = {"store": opened.url, **remove(opened, gone, kept, segments=segments)}
+    for holding in gone:
+        if holding.manifest is None:
+            output.warn(f"{holding.name} was damaged: what it listed is not known")
+    output.result(
+        said,
+        lambda console: console.print(
+            f"removed {len(gone)} batons, {said['transcripts']} transcripts, {said['segments']} "
+            f"segments: {bytes_text(said['bytes'])}",
+            markup=False,
+        ),
+    )
+
+
+def remove(store: Store, gone: list[Holding], kept: list[Holding], *, segments: bool) -> JSON:
+    """Remove batons first, so that none is left that lists what is not there any more."""
+    sizes = {entry.key: entry.size_bytes for kind in Kind for entry in store.list(kind)}
+    removed = [key for key in (h.entry.key for h in gone) if store.delete(key)]
+    transcripts = _listed(gone, Kind.TRANSCRIPT) - _listed(kept, Kind.TRANSCRIPT)
+    unneeded: set[Key] = set()
+    if segments:
+        unneeded = _listed(gone, Kind.SEGMENT) - _listed(kept, Kind.SEGMENT)
+        lost = {key.name for key in unneeded}
+        prefixes = {key for key, address in prefix_records(store) if address in lost}
+        removed += [key for key in sorted(prefixes) if store.delete(key)]
+    removed += [key for key in sorted(transcripts | unneeded) if store.delete(key)]
+    return {
+        "removed": [holding.name for holding in gone],
+        "transcripts": sum(key.kind is Kind.TRANSCRIPT for key in removed),
+        "segments": sum(key.kind is Kind.SEGMENT for key in removed),
+        "bytes": sum(sizes.get(key, 0) for key in removed),
+    }
+
+
+def _listed(several: list[Holding], kind: Kind) -> set[Key]:
+    """Keys of the transcripts or segments that some batons list."""
+    manifests = [holding.manifest for holding in several if holding.manifest is not None]
+    if kind is Kind.TRANSCRIPT:
+        return {Key(kind, manifest.transcript) for manifest in manifests}
+    return {Key(kind, ref.address) for manifest in manifests for ref in manifest.segments}

@@ -132,6 +132,16 @@ def test_every_requirement_is_listed_once_with_its_place() -> None:
     assert all(len(row) == 5 and row[4] for row in rows)
 
 
+def test_places_that_requirements_name_exist() -> None:
+    """Each module and test folder that `docs/requirements.md` names is there."""
+    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    met = [line.strip(" |").rsplit(" | ", 1)[1] for line in text.splitlines() if "| S" in line[:3]]
+    named = {p for cell in met for p in re.findall(r"`((?:[a-z_]+/?)+(?:\.py|/)|tests/\w+)`", cell)}
+    assert len(named) > 10
+    places = (ROOT / "src" / "kvbaton", ROOT)
+    assert [n for n in sorted(named) if not any((p / n).exists() for p in places)] == []
+
+
 @pytest.mark.parametrize("folder", ["/wo" + "rk/", "/ro" + "ot/"])
 def test_no_file_names_a_folder_of_one_machine(folder: str) -> None:
     """Tracked text files mention no path that exists on one machine only."""

@@ -22,6 +22,7 @@ from kvbaton.types import (
     Manifest,
     SegmentHeader,
     SegmentKind,
+    TokenRun,
     Transcript,
     common_prefix,
 )
@@ -180,6 +181,8 @@ def _lists(name: str, a: Sequence[Any], b: Sequence[Any]) -> Iterator[FieldDiffe
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, TokenRun):
+        return f"{value.first} to {value.stop - 1}"
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return "" if value is None else str(value)

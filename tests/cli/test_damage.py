@@ -1,0 +1,197 @@
+"""One wrong byte anywhere: what `take` does, and what `verify` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, Exported
+
+GO_ON = ("--dtype", "float32", "--instruction", "Go on", "--max-new-tokens", "2", "--json")
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one bit of one byte."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+
+
+def taken(cli: Cli, tiny: Path, exported: Exported, *more: object):  # noqa: ANN201
+    return cli(
+        "take", "--model", tiny, "--baton", exported.baton, "--store", exported.store, *GO_ON, *more
+    )
+
+
+def header_bytes(path: Path) -> int:
+    """Where a segment's body begins."""
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+def strata(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Name, offset and expected path of a byte in each part of a segment."""
+    data, body = path.read_bytes(), header_bytes(path)
+    yield "length field", 0, "$.segments[0].header"
+    yield "length field's last byte", 7, "$.segments[0].header"
+    yield "header", body // 2, "$.segments[0].header"
+    yield "header's end", body - 1, "$.segments[0].header"
+    table = json.loads(data[8:body])
+    ranges = json.loads(table["__metadata__"]["kvbaton"])["ranges"]
+    for index, part in enumerate(ranges):
+        middle = (part["start"] + part["stop"]) // 2
+        yield f"layer {index}", body + middle, f"$.segments[0].ranges[{index}]"
+    pads = [entry for name, entry in table.items() if name.endswith("-pad")]
+    for entry in pads[:1]:
+        yield "padding", body + entry["data_offsets"][0], "$.segments[0].ranges[0]"
+
+
+def test_a_corrupt_segment_gives_the_answer_from_ids(
+    cli: Cli, tiny: Path, exported: Exported
+) -> None:
+    """In each part of a segment one byte leads to route text, with the place; `verify` names it."""
+    first = json_of_first_segment(cli, exported)
+    sound = taken(cli, tiny, exported).json
+    whole = first.read_bytes()
+    for name, offset, at in strata(first):
+        flip(first, offset)
+        done = taken(cli, tiny, exported)
+        receipt = done.json["receipt"]
+        assert (done.code, receipt["route"], receipt["outcome"]) == (0, "text", "kv-unusable"), name
+        (reason,) = receipt["reasons"]
+        assert reason["code"] == "segment-corrupt", name
+        assert reason["at"] == at, name
+        assert receipt["context_tokens"] == sound["receipt"]["context_tokens"]
+        assert receipt["computed_tokens"] == receipt["context_tokens"]
+        found = cli("verify", exported.baton, "--store", exported.store, "--json")
+        assert found.code == 8, name
+        (fault,) = found.json["faults"]
+        assert fault["at"] == at, name
+        assert fault["object"] == f"segments/{first.name}"
+        first.write_bytes(whole)
+    assert cli("verify", exported.baton, "--store", exported.store).code == 0
+
+
+def json_of_first_segment(cli: Cli, exported: Exported) -> Path:
+    """The file of the baton's first segment."""
+    shown = cli("inspect", exported.baton, "--store", exported.store, "--json").json
+    name = shown["segments"][0]["address"]
+    return exported.store / "segments" / name[:2] / name
+
+
+def test_the_bytes_of_a_damaged_layer_are_named(cli: Cli, exported: Exported) -> None:
+    """A fault in a layer range tells layer and bytes of the file, and those hold the damage."""
+    first = json_of_first_segment(cli, exported)
+    offset = first.stat().st_size - 1
+    flip(first, offset)
+    found = cli("verify", exported.baton, "--store", exported.store, "--json").json
+    (fault,) = found["faults"]
+    assert fault["layer"] == 3
+    assert fault["place"] == "segment 0, layer 3"
+    assert fault["bytes"][0] <= offset < fault["bytes"][1]
+    assert found["error"]["code"] == "digest-mismatch"
+    assert not found["ok"]
+
+
+def test_all_faults_are_found(cli: Cli, exported: Exported) -> None:
+    """Two layers, a missing segment and a damaged transcript are four faults, first things first."""
+    first, second = exported.files("segments")
+    body = header_bytes(first)
+    flip(first, body)
+    flip(first, first.stat().st_size - 1)
+    second.unlink()
+    flip(exported.files("transcripts")[0], 30)
+    done = cli("verify", exported.baton, "--store", exported.store, "--json")
+    places = [fault["place"] for fault in done.json["faults"]]
+    assert places == ["transcript", "segment 0, layer 0", "segment 0, layer 3", "segment 1"]
+    assert [fault["code"] for fault in done.json["faults"]][-1] == "not-found"
+    assert done.code == 8
+    assert "transcript" in cli("verify", exported.baton, "--store", exported.store).out
+
+
+def test_a_missing_segment_has_its_own_exit_code(cli: Cli, exported: Exported) -> None:
+    """Nothing is damaged, something is not there: exit 9."""
+    exported.files("segments")[1].unlink()
+    done = cli("verify", exported.baton, "--store", exported.store, "--json")
+    assert (done.code, done.json["faults"][0]["at"]) == (9, "$.segments[1]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("transcripts", "transcript-corrupt"), ("batons", "manifest-corrupt")],
+)
+def test_without_its_context_a_baton_is_unavailable(
+    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, kind: str, reason: str
+) -> None:
+    """A byte of transcript or manifest: the caller's messages, or exit 7; `verify` exits with 8."""
+    messages = tmp_path / "messages.json"
+    messages.write_text('[{"role": "user", "content": "Hello"}]', encoding="utf-8")
+    (damaged,) = exported.files(kind)
+    whole = damaged.read_bytes()
+    for offset in (0, len(whole) // 3, len(whole) // 2, len(whole) - 1):
+        flip(damaged, offset)
+        refused = taken(cli, tiny, exported)
+        assert (refused.code, refused.json["error"]["code"]) == (7, "baton-unavailable")
+        found = cli("verify", exported.baton, "--store", exported.store, "--json")
+        assert (found.code, found.json["faults"][0]["place"]) == (8, kind.replace("batons", "manifest").removesuffix("s"))
+        damaged.write_bytes(whole)
+    flip(damaged, len(whole) // 2)
+    answered = taken(cli, tiny, exported, "--messages", messages)
+    receipt = answered.json["receipt"]
+    assert (answered.code, receipt["route"], receipt["outcome"]) == (0, "text", "unavailable")
+    assert receipt["reasons"][0]["code"] == reason
+    assert receipt["context_tokens"] < 60
+
+
+def test_a_baton_that_is_not_there_is_unavailable(cli: Cli, exported: Exported) -> None:
+    """`verify`, `inspect` and `diff` of an absent baton exit with 7."""
+    place = ("--store", exported.store)
+    assert cli("verify", "0" * 64, *place).code == 7
+    assert cli("inspect", "0" * 64, *place).code == 7
+    assert cli("diff", exported.baton, "0" * 64, *place).code == 7
+
+
+def test_a_store_of_another_key_is_told_from_damage(
+    cli: Cli, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the domain's key nothing can be verified, and the hint says so."""
+    monkeypatch.setenv("KVBATON_DATA_DIR", str(tmp_path / "elsewhere"))
+    done = cli("verify", exported.baton, "--store", exported.store)
+    assert done.code == 8
+    assert "another key of the same trust domain" in done.out
+
+
+def test_another_trust_domain_is_not_trusted(
+    cli: Cli, tiny: Path, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a foreign baton is shown or used: exit 6."""
+    monkeypatch.setenv("KVBATON_DOMAIN", "others")
+    place = ("--store", exported.store)
+    for command in ("inspect", "verify"):
+        assert cli(command, exported.baton, *place).code == 6
+    assert taken(cli, tiny, exported).json["error"]["code"] == "not-trusted"
+    checked = cli("verify", "--all", *place, "--json").json
+    assert (checked["ok"], checked["checked"]["foreign_batons"]) == (True, 1)
+
+
+def test_a_whole_store_is_verified(cli: Cli, exported: Exported) -> None:
+    """`--all` also checks segments and prefix records that no baton lists."""
+    place = ("--store", exported.store)
+    clean = cli("verify", "--all", *place, "--json").json
+    assert (clean["ok"], clean["checked"]["segments"]) == (True, 2)
+    cli("rm", exported.baton, *place)
+    left = cli("verify", "--all", *place, "--json").json
+    assert (left["ok"], left["checked"]["segments"], left["checked"]["batons"]) == (True, 2, 0)
+    flip(exported.files("segments")[0], -1)
+    flip(exported.files("prefixes")[0], 5)
+    found = cli("verify", "--all", *place, "--json")
+    assert (found.code, len(found.json["faults"])) == (8, 2)
+
+
+def test_one_baton_or_all(cli: Cli, exported: Exported) -> None:
+    """`verify` wants a baton or `--all`, one of the two."""
+    place = ("--store", exported.store)
+    assert cli("verify", *place).code == 3
+    assert cli("verify", exported.baton, "--all", *place).code == 3

@@ -1,0 +1,1 @@
+"""The engine for decoder-only models of Hugging Face transformers."""

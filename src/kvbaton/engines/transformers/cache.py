@@ -41,7 +41,9 @@ class _RoomyLayer(CacheLayerMixin):
 
     def _allocate(self, head_dim: int, room: int) -> torch.Tensor:
         shape = (1, self.spec.kv_heads, room, head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        # What is made in inference mode could not be written outside of it, as `generate` does.
+        with torch.inference_mode(mode=False):
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     @property
     def room(self) -> int:
@@ -55,12 +57,30 @@ class _RoomyLayer(CacheLayerMixin):
         self.values = self.v_store[:, :, begin:end]
 
     def _resize(self, room: int, begin: int, end: int) -> None:
-        """Move positions ``begin`` to ``end`` to the head of new buffers."""
-        for name in ("k_store", "v_store"):
-            old = getattr(self, name)
-            new = self._allocate(old.shape[3], room)
+        """Move positions ``begin`` to ``end`` to the head of new buffers; both or neither."""
+        stores = tuple(self._allocate(old.shape[3], room) for old in (self.k_store, self.v_store))
+        for new, old in zip(stores, (self.k_store, self.v_store), strict=True):
             new[:, :, : end - begin].copy_(old[:, :, begin:end])
-            setattr(self, name, new)
+        self.k_store, self.v_store = stores
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Make K and V ``[1, kv_heads, n, head_dim]`` the state after ``length`` positions.
+
+        Nothing is copied, and nothing is ever written there: the buffers are full.
+        """
+        self.k_store, self.v_store = keys, values
+        self.cumulative_length = length
+        self._show(0, keys.shape[2])
+
+    def _check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Refuse what a plain copy into the buffers would convert or spread."""
+        if keys.shape[0] != 1:
+            self._refuse_batches()
+        if keys.dtype != self.dtype or values.dtype != self.dtype:
+            raise InputError(
+                f"the model computes keys and values in {keys.dtype}, the cache is in {self.dtype}",
+                hint="run the model in its own dtype, without autocast",
+            )
 
     def lazy_initialization(self, *states: torch.Tensor) -> None:
         """Nothing to do: the buffers exist from the start."""
@@ -81,6 +101,8 @@ class _RoomyLayer(CacheLayerMixin):
         """Refused: caches only grow, so that turns stay valid."""
         raise InputError("a kvbaton cache only grows, so that earlier turns stay valid")
 
+    reset = crop
+
 
 class FullLayer(_RoomyLayer):
     """A full-attention layer."""
@@ -91,12 +113,13 @@ class FullLayer(_RoomyLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append K and V ``[1, kv_heads, n, head_dim]`` and return all of both."""
+        self._check(key_states, value_states)
         start = self.cumulative_length
         stop = start + key_states.shape[2]
         if stop > self.room:
             self._resize(max(stop, int(self.room * _GROWTH)), 0, start)
-        self.k_store[:, :, start:stop].copy_(key_states)
-        self.v_store[:, :, start:stop].copy_(value_states)
+        self.k_store[:, :, start:stop].copy_(key_states.detach())
+        self.v_store[:, :, start:stop].copy_(value_states.detach())
         self.cumulative_length = stop
         self._show(0, stop)
         return self.keys, self.values
@@ -130,12 +153,13 @@ class WindowLayer(_RoomyLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append K and V and return the kept positions followed by the new ones."""
+        self._check(key_states, value_states)
         new = key_states.shape[2]
         if new + self.end > self.room:
             self._make_room(new)
         begin, stop = self.begin, self.end + new
-        self.k_store[:, :, self.end : stop].copy_(key_states)
-        self.v_store[:, :, self.end : stop].copy_(value_states)
+        self.k_store[:, :, self.end : stop].copy_(key_states.detach())
+        self.v_store[:, :, self.end : stop].copy_(value_states.detach())
         self.cumulative_length += new
         seen = self.k_store[:, :, begin:stop], self.v_store[:, :, begin:stop]
         self._show(max(begin, stop - self.kept), stop)
@@ -181,6 +205,12 @@ class KVCache(Cache):
         super().__init__(
             layers=[kinds[spec.kind](spec, max(room, 1), dtype, device) for spec in layout.layers]
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())  # a copy is free for another request
 
     @property
     def length(self) -> int:

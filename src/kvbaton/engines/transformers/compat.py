@@ -2,8 +2,9 @@
 
 Supported: 4.57 to 5.24.  The differences are: the name of the cache argument (``cache`` from
 5.24 on, ``past_key_values`` before), the shape of RoPE tables (one module per base before 5.0,
-one buffer per layer type after), ``get_mask_sizes`` (positions before 5.x, a length after), and
-the name of a layer's maximum length.
+one buffer per layer type after), ``get_mask_sizes`` (positions before 5.x, a length after), the
+name of a layer's maximum length, the name of one family's output layer, and what a tokenizer
+writes down that does nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,34 @@ def cache_argument(model: Any) -> str:
 
 
 def returned_cache(output: Any) -> Any:
-    """The cache in a model's output."""
-    return output.cache if getattr(output, "cache", None) is not None else output.past_key_values
+    """The cache in the output of a model or of ``generate``; None where it has none."""
+    for name in ("cache", "past_key_values"):
+        found = getattr(output, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def parameter_name(name: str) -> str:
+    """The name that a parameter has in the newest version."""
+    return name.replace("embed_out.", "lm_head.")  # GPT-NeoX before 5.0
+
+
+def tokenizer_rules(serialized: dict[str, Any]) -> dict[str, Any]:
+    """What a serialized fast tokenizer does to text, written alike by all versions.
+
+    The post-processor is left out: from 5.0 on there is one even where it adds nothing, and what
+    one adds shows in the ids of any text.
+    """
+    parts = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
+    return {part: _without_empty(serialized.get(part)) for part in parts}
+
+
+def _without_empty(value: Any) -> Any:
+    """The same without options that are null or an empty string: versions differ in which."""
+    if isinstance(value, dict) and "type" in value:
+        return {k: _without_empty(v) for k, v in value.items() if v is not None and v != ""}
+    return value
 
 
 def query_length(sizes_argument: Any) -> int:
@@ -125,12 +152,19 @@ def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]
         yield _table(kind, str(module.rope_type[kind]), buffers[name], factor, config)
 
 
+_ELSEWHERE = ("rope_type", "type", "partial_rotary_factor", "rope_theta")
+"""Parameters that the table, its size or its base already state."""
+
+
 def _table(layer_type: str, kind: str, table: Any, factor: Any, config: Any) -> RopeTable:
     parameters = _rope_parameters(config, layer_type)
-    base = parameters.pop("rope_theta", None)
+    base = parameters.get("rope_theta")
     if base is None:
         base = _legacy_base(config, layer_type)
-    kept = {k: v for k, v in parameters.items() if v is not None and k not in ("rope_type", "type")}
+    if kind == "longrope":  # from 5.0 on among the parameters, before beside them
+        length = getattr(config, "original_max_position_embeddings", None)
+        parameters.setdefault("original_max_position_embeddings", length)
+    kept = {k: v for k, v in parameters.items() if v is not None and k not in _ELSEWHERE}
     inv_freq = table.detach().to("cpu", torch.float32)
     return RopeTable(layer_type, kind, inv_freq, float(factor), float(base), kept)
 

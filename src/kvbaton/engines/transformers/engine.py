@@ -16,6 +16,7 @@ from kvbaton.engines.transformers import compat, identity, layout
 from kvbaton.engines.transformers.cache import KVCache
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.engines.transformers.slot import CacheSlot, integer_view
+from kvbaton.engines.transformers.weights import WeightWatch
 from kvbaton.errors import EmptyInput, OutOfMemory, WindowExceeded
 from kvbaton.types import (
     ExportedLayer,
@@ -29,7 +30,8 @@ from kvbaton.types import (
 CHUNK_TOKENS = 256
 """Prefill chunk of deterministic engines, at absolute multiples of itself."""
 
-_STATEFUL_ROPE = ("dynamic", "longrope")
+_THREADS_LOCK = threading.RLock()
+"""The number of threads is one for the whole process."""
 
 
 class TransformersEngine(Engine):
@@ -65,7 +67,7 @@ class TransformersEngine(Engine):
         threads: int = 1,
     ) -> None:
         compat.require_supported_version()
-        identity.refuse_quantized_or_sharded(model)
+        identity.require_plain(model)
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.dtype, self.device = model.dtype, model.device
         self.layout = layout.build_layout(model, self.dtype)
@@ -76,15 +78,16 @@ class TransformersEngine(Engine):
         self.deterministic, self._threads = deterministic, threads
         self.chunk = CHUNK_TOKENS if deterministic else None
         self.producer = identity.producer_record(
-            model, deterministic=deterministic, chunk=self.chunk
+            model, chunk=self.chunk, threads=threads if deterministic else None
         )
         self._weights = weights
         self._function: FunctionId | None = None
-        self._weights_seen = self._weight_versions()
+        self._watch = WeightWatch(model)
+        self._words = self._tokenizer_state()
         self._cache_argument = compat.cache_argument(model)
         self._counter = threading.local()
         self._hook = model.get_input_embeddings().register_forward_hook(self._count)
-        stateful = any(rope.kind in _STATEFUL_ROPE for rope in self.layout.ropes)
+        stateful = any(rope.kind in identity.STATEFUL_ROPE for rope in self.layout.ropes)
         self._rope_lock: Any = threading.Lock() if stateful else nullcontext()
 
     def close(self) -> None:
@@ -93,22 +96,22 @@ class TransformersEngine(Engine):
 
     # -- identity -------------------------------------------------------------------------------
 
-    def _weight_versions(self) -> tuple[int, int]:
-        """Changes whenever a parameter is written or replaced in memory."""
-        total, places = 0, 0
-        for parameter in self.model.parameters():
-            if not parameter.is_inference():
-                total += parameter._version
-            places ^= parameter.data_ptr()
-        return total, places
+    def _tokenizer_state(self) -> tuple[Any, ...]:
+        """Changes when tokens are added or the template is replaced."""
+        added = len(self.tokenizer.added_tokens_decoder)
+        return self.tokenizer.vocab_size, added, getattr(self.tokenizer, "chat_template", None)
 
     @property
     def function(self) -> FunctionId:
-        """Identity of the function, computed once and again after weights changed in memory."""
-        versions = self._weight_versions()
-        if versions != self._weights_seen:
+        """Identity of the function: computed once, and again after something changed in memory.
+
+        What counts as a change of the weights is what ``WeightWatch`` notices.
+        """
+        if self._watch.changed():
             self._weights = self._function = None
-            self._weights_seen = versions
+        words = self._tokenizer_state()
+        if words != self._words:
+            self._words, self._function = words, None
         if self._function is None:
             if self._weights is None:
                 named = [*self.model.named_parameters(), *self._persistent_buffers()]
@@ -180,12 +183,13 @@ class TransformersEngine(Engine):
         if not self.deterministic:
             yield
             return
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        with _THREADS_LOCK:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
 
     @torch.inference_mode()
     def _step(self, cache: KVCache, ids: Sequence[int]) -> torch.Tensor:

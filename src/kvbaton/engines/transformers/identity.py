@@ -212,9 +212,10 @@ def adapter_name(model: Any) -> str:
     return "none"
 
 
-def refuse_quantized(config: Any) -> None:
-    """Raise ``UnsupportedModel`` if the configuration says that the weights are quantized."""
-    if getattr(config, "quantization_config", None):
+def refuse_quantized(described: Any) -> None:
+    """Raise ``UnsupportedModel`` if a configuration, or a model, says that it is quantized."""
+    signs = ("quantization_config", "hf_quantizer", "is_quantized")
+    if any(getattr(described, sign, None) for sign in signs):
         raise UnsupportedModel(
             "quantized models are not supported: their function cannot be identified yet",
             hint="load an unquantized or dequantized checkpoint",
@@ -222,7 +223,7 @@ def refuse_quantized(config: Any) -> None:
 
 
 def require_plain(model: Any) -> None:
-    """Require weights that are all here, on one device, not quantized and without adapters.
+    """Require weights that are all on one device, not quantized and without adapters.
 
     Raises
     ------
@@ -230,11 +231,7 @@ def require_plain(model: Any) -> None:
         They are not.
     """
     refuse_quantized(model.config)
-    if getattr(model, "hf_quantizer", None) or getattr(model, "is_quantized", False):
-        raise UnsupportedModel(
-            "quantized models are not supported: their function cannot be identified yet",
-            hint="load an unquantized or dequantized checkpoint",
-        )
+    refuse_quantized(model)
     adapter_name(model)
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
@@ -244,9 +241,12 @@ def require_plain(model: Any) -> None:
 
 
 def producer_record(
-    model: Any, *, deterministic: bool, chunk: int | None
+    model: Any, *, chunk: int | None = None, threads: int | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """Engine, versions, kernel, chunking and threads: recorded, shown, never compared."""
+    """Engine, versions, kernel, chunking and threads: recorded, shown, never compared.
+
+    ``chunk`` and ``threads`` are those that a deterministic engine fixes.
+    """
     record = {
         "engine": "transformers",
         "transformers": compat.version(),
@@ -254,8 +254,8 @@ def producer_record(
         "device": str(next(model.parameters()).device.type),
         "kernel": str(getattr(model.config, "_attn_implementation", "unknown")),
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()),
+        "threads": str(threads or torch.get_num_threads()),
         "chunk": str(chunk or 0),
-        "deterministic": str(int(deterministic)),
+        "deterministic": str(int(threads is not None)),
     }
     return tuple(sorted(record.items()))

@@ -51,15 +51,46 @@ _STATE_SPACE = (
     "xlstm",
     "zamba",
 )
+_MROPE = (
+    "ernie4_5_vl",
+    "glm4v",
+    "qwen2_5_omni",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_omni",
+    "qwen3_vl",
+)
+_LEARNED = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "imagegpt", "openai-gpt", "opt", "xglm")
+_ALIBI = ("bloom", "mpt")
+
+
+def _is_a(config: Any, families: tuple[str, ...]) -> bool:
+    return config.model_type not in FAMILIES and str(config.model_type).startswith(families)
 
 
 def _has(config: Any, *names: str) -> bool:
     return any(getattr(config, name, None) for name in names)
 
 
+def _shares_layers(config: Any) -> bool:
+    modes = getattr(config, "kv_sharing_modes", None) or ()
+    return _has(config, "num_kv_shared_layers", "use_shared_kv") or "reuse" in modes
+
+
 def _uses_mrope(config: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    return "mrope_section" in str(rope)
+    return _is_a(config, _MROPE) or "mrope_section" in str(rope)
+
+
+def _looks_ahead(config: Any) -> bool:
+    return getattr(config, "is_causal", True) is False or _has(
+        config, "use_bidirectional_attention"
+    )
+
+
+def _foreign_layer_types(config: Any) -> set[str]:
+    known = {"full_attention", "sliding_attention"}
+    return set(getattr(config, "layer_types", None) or ()) - known
 
 
 _REASONS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -69,28 +100,34 @@ _REASONS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ),
     (
         "it keeps a state-space or recurrent state instead of keys and values",
-        lambda c: str(c.model_type).startswith(_STATE_SPACE),
+        lambda c: _is_a(c, _STATE_SPACE),
     ),
     (
         "it has an indexer that keeps a cache of its own",
         lambda c: _has(c, "index_topk", "index_head_dim"),
     ),
     ("it uses multi-head latent attention (MLA)", lambda c: _has(c, "kv_lora_rank")),
-    (
-        "some of its layers share the keys and values of others",
-        lambda c: _has(c, "num_kv_shared_layers", "use_shared_kv"),
-    ),
+    ("some of its layers share the keys and values of others", _shares_layers),
     ("it uses M-RoPE: positions are not one number per token", _uses_mrope),
+    ("its tokens have learned positions, not rotary ones", lambda c: _is_a(c, _LEARNED)),
+    (
+        "it places tokens by ALiBi biases, not by rotary positions",
+        lambda c: _is_a(c, _ALIBI) or _has(c, "alibi"),
+    ),
+    (
+        "it has layers of chunked attention, which is neither full nor window attention",
+        lambda c: "chunked_attention" in _foreign_layer_types(c),
+    ),
     (
         "it has linear-attention or other layers that are neither full nor window attention",
         lambda c: bool(_foreign_layer_types(c)),
     ),
+    ("it attends to later tokens, so keys and values change with what follows", _looks_ahead),
+    (
+        "it reads more than text; its text model alone may be supported",
+        lambda c: _has(c, "vision_config", "audio_config"),
+    ),
 )
-
-
-def _foreign_layer_types(config: Any) -> set[str]:
-    known = {"full_attention", "sliding_attention"}
-    return set(getattr(config, "layer_types", None) or ()) - known
 
 
 def refusal(config: Any) -> str | None:
@@ -126,6 +163,10 @@ def build_layout(model: Any, dtype: torch.dtype) -> KVLayout:
     if dtype not in DTYPES:
         raise UnsupportedLayout(f"caches in {dtype} are not handed over", at="$.dtype")
     windows = compat.layer_windows(config)
+    if 1 in windows:
+        raise UnsupportedLayout(
+            "a window of 1 keeps no keys and values to hand over", at="$.sliding_window"
+        )
     tables = compat.rope_tables(model, config)
     if not tables:
         raise UnsupportedLayout(

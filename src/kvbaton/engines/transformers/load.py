@@ -9,7 +9,7 @@ import torch
 
 from kvbaton.engines.transformers import compat, identity, layout
 from kvbaton.engines.transformers.engine import TransformersEngine
-from kvbaton.errors import ModelUnavailable, UnsupportedModel
+from kvbaton.errors import InputError, ModelUnavailable, OutOfMemory, UnsupportedModel
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -90,50 +90,64 @@ def load_checkpoint(
     ModelUnavailable
         The checkpoint cannot be read or fetched.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     compat.require_supported_version()
-    wanted = parse_dtype(dtype)
-    try:
-        config = AutoConfig.from_pretrained(source, local_files_only=offline)
-        layout.require_supported(config)
-        _refuse_quantized(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, local_files_only=offline, **compat.load_kwargs(wanted, attention)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelUnavailable(
-            f"cannot load {source}: {str(error).splitlines()[0]}",
-            hint="check the path or id; models that are not on this machine need the network",
-        ) from error
-    model = model.to(_pick_device(device))
-    folder = Path(source)
-    weights, memory, stamp = None, identity.DigestMemory(digests), ""
-    if folder.is_dir():
-        stamp = identity.checkpoint_stamp(folder, dtype=str(wanted))
-        weights = memory.recall(stamp)
+    wanted, folder = parse_dtype(dtype), Path(source)
+    memory = identity.DigestMemory(digests)
+    stamp = _stamp(folder, wanted)
+    model, tokenizer = _read(source, compat.load_kwargs(wanted, attention), offline=offline)
+    unchanged = bool(stamp) and stamp == _stamp(folder, wanted)
+    weights = memory.recall(stamp) if unchanged else None
     engine = wrap_model(
-        model, tokenizer, name=name or str(source), deterministic=deterministic, threads=threads,
-        weights=weights,
+        _placed(model, device), tokenizer, name=name or str(source), deterministic=deterministic,
+        threads=threads, weights=weights,
     )  # fmt: skip
-    if stamp and weights is None:
+    if unchanged and weights is None:
         memory.remember(stamp, engine.weights)
     return engine
 
 
-def _refuse_quantized(config: Any) -> None:
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(
-            "quantized checkpoints are not supported: their function cannot be identified yet",
-            hint="load an unquantized checkpoint",
+def _stamp(folder: Path, dtype: torch.dtype) -> str:
+    """The stamp of a checkpoint folder; empty for a Hugging Face id."""
+    return identity.checkpoint_stamp(folder, dtype=str(dtype)) if folder.is_dir() else ""
+
+
+def _read(source: str | Path, options: dict[str, Any], *, offline: bool) -> tuple[Any, Any]:
+    """Model and tokenizer of a checkpoint; every weight is in it, none is made up."""
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=offline)
+        layout.require_supported(config)
+        identity.refuse_quantized(config)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, local_files_only=offline, output_loading_info=True, **options
         )
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ModelUnavailable(
+            f"cannot load {source}: {str(error).splitlines()[0]}",
+            hint="check the path or id; models that are not on this machine need the network",
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelUnavailable(
+            f"cannot load {source}: its files lack {len(missing)} weights, such as {missing[0]}",
+            hint="fetch the checkpoint again",
+        )
+    return model, tokenizer
 
 
-def _pick_device(device: str) -> str:
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _placed(model: Any, device: str) -> Any:
+    """The model on a device; ``auto`` is the GPU if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"no memory for the model on {device}") from error
+    except (RuntimeError, AssertionError) as error:  # how torch says that there is no such device
+        raise InputError(f"cannot use device {device!r}: {str(error).splitlines()[0]}") from error
 
 
 @torch.inference_mode()

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 import transformers
+from tests.engines.chat_tokenizers import CHATML, word_tokenizer
+
+from kvbaton.engines.transformers.engine import TransformersEngine
+from kvbaton.engines.transformers.load import wrap_model
 
 WINDOW = 12
 _SMALL = {
@@ -31,16 +35,32 @@ def _smollm() -> Any:
     return transformers.LlamaConfig(**_GROUPED, rope_theta=100000.0, tie_word_embeddings=True)
 
 
-def _llama_scaled() -> Any:
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    }
-    return transformers.LlamaConfig(**_GROUPED, rope_scaling=scaling)
+def _scaled(kind: str, **parameters: Any) -> Any:
+    """A Llama whose RoPE is scaled; every supported version takes the base at the top level."""
+    scaling = {"rope_type": kind, **parameters}
+    return transformers.LlamaConfig(**_GROUPED, rope_theta=500000.0, rope_scaling=scaling)
+
+
+def _llama3() -> Any:
+    return _scaled(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=128,
+    )
+
+
+def _linear() -> Any:
+    return _scaled("linear", factor=2.0)
+
+
+def _dynamic() -> Any:
+    return _scaled("dynamic", factor=2.0)
+
+
+def _yarn() -> Any:
+    return _scaled("yarn", factor=4.0, original_max_position_embeddings=128)
 
 
 def _qwen2() -> Any:
@@ -78,6 +98,17 @@ def _phi3() -> Any:
     return transformers.Phi3Config(**_GROUPED, sliding_window=None)
 
 
+def _phi3_longrope() -> Any:
+    scaling = {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5],
+    }
+    return transformers.Phi3Config(
+        **_GROUPED, sliding_window=None, original_max_position_embeddings=32, rope_scaling=scaling
+    )
+
+
 def _phi3_window() -> Any:
     return transformers.Phi3Config(**_GROUPED, sliding_window=WINDOW)
 
@@ -92,7 +123,10 @@ def _olmo2() -> Any:
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": _llama,
-    "llama-rope-llama3": _llama_scaled,
+    "llama-rope-llama3": _llama3,
+    "llama-rope-linear": _linear,
+    "llama-rope-dynamic": _dynamic,
+    "llama-rope-yarn": _yarn,
     "smollm": _smollm,
     "qwen2": _qwen2,
     "qwen2-window": _qwen2_window,
@@ -102,6 +136,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma3": _gemma3,
     "phi3": _phi3,
     "phi3-window": _phi3_window,
+    "phi3-rope-longrope": _phi3_longrope,
     "gpt_neox": _gpt_neox,
     "olmo2": _olmo2,
 }
@@ -118,3 +153,16 @@ def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
             torch.nn.init.normal_(parameter, std=0.15)
     torch.random.set_rng_state(generator_state)
     return model.to(dtype).eval()
+
+
+def tiny(
+    family: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    template: str | None = CHATML,
+    **options: Any,
+) -> TransformersEngine:
+    """An engine around a new tiny model, with a byte-level tokenizer of 293 known tokens."""
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = template
+    return wrap_model(build(family, dtype), tokenizer, name=f"tiny-{family}", **options)

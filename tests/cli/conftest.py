@@ -129,10 +129,12 @@ def master(
         out = io.StringIO()
         patch.setattr(sys, "stdout", out)
         code = run(
-            ["export", "--model", str(tiny), "--context", str(folder / "document.txt"), "--json"]
-            + ["--store", str(folder / "store"), "--max-new-tokens", "5", "--dtype", "float32"]
-            + ["--name", "planner", "--instruction", "Name the door."]
-        )
+            [
+                "export", "--model", str(tiny), "--context", str(folder / "document.txt"),
+                "--store", str(folder / "store"), "--max-new-tokens", "5", "--dtype", "float32",
+                "--name", "planner", "--instruction", "Name the door.", "--json",
+            ]
+        )  # fmt: skip
     assert code == 0, out.getvalue()
     said = json.loads(out.getvalue())
     return Exported(folder / "store", said["baton"], said)

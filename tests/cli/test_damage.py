@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.cli.conftest import Cli, Exported
+from tests.cli.conftest import Cli, Exported, Result
 
 GO_ON = ("--dtype", "float32", "--instruction", "Go on", "--max-new-tokens", "2", "--json")
 
@@ -20,10 +19,10 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def taken(cli: Cli, tiny: Path, exported: Exported, *more: object):  # noqa: ANN201
-    return cli(
-        "take", "--model", tiny, "--baton", exported.baton, "--store", exported.store, *GO_ON, *more
-    )
+def taken(cli: Cli, tiny: Path, exported: Exported, *more: object) -> Result:
+    """What a take of the baton gives."""
+    place = ("--baton", exported.baton, "--store", exported.store)
+    return cli("take", "--model", tiny, *place, *GO_ON, *more)
 
 
 def header_bytes(path: Path) -> int:
@@ -96,7 +95,7 @@ def test_the_bytes_of_a_damaged_layer_are_named(cli: Cli, exported: Exported) ->
 
 
 def test_all_faults_are_found(cli: Cli, exported: Exported) -> None:
-    """Two layers, a missing segment and a damaged transcript are four faults, first things first."""
+    """Two layers, a missing segment and a damaged transcript are four faults, in this order."""
     first, second = exported.files("segments")
     body = header_bytes(first)
     flip(first, body)
@@ -119,11 +118,14 @@ def test_a_missing_segment_has_its_own_exit_code(cli: Cli, exported: Exported) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("transcripts", "transcript-corrupt"), ("batons", "manifest-corrupt")],
+    ("kind", "place", "reason"),
+    [
+        ("transcripts", "transcript", "transcript-corrupt"),
+        ("batons", "manifest", "manifest-corrupt"),
+    ],
 )
 def test_without_its_context_a_baton_is_unavailable(
-    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, kind: str, reason: str
+    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, kind: str, place: str, reason: str
 ) -> None:
     """A byte of transcript or manifest: the caller's messages, or exit 7; `verify` exits with 8."""
     messages = tmp_path / "messages.json"
@@ -135,7 +137,10 @@ def test_without_its_context_a_baton_is_unavailable(
         refused = taken(cli, tiny, exported)
         assert (refused.code, refused.json["error"]["code"]) == (7, "baton-unavailable")
         found = cli("verify", exported.baton, "--store", exported.store, "--json")
-        assert (found.code, found.json["faults"][0]["place"]) == (8, kind.replace("batons", "manifest").removesuffix("s"))
+        assert (found.code, found.json["faults"][0]["place"]) == (
+            8,
+            kind.replace("batons", "manifest").removesuffix("s"),
+        )
         damaged.write_bytes(whole)
     flip(damaged, len(whole) // 2)
     answered = taken(cli, tiny, exported, "--messages", messages)

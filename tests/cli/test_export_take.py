@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import DOCUMENT, Cli, Exported, Result
 
 from kvbaton import api
 from kvbaton.cli.export_command import PHASES as EXPORT_PHASES
 from kvbaton.cli.take_command import PHASES as TAKE_PHASES
-
-from tests.cli.conftest import DOCUMENT, Cli, Exported
 
 DTYPE = ("--dtype", "float32")
 
@@ -54,7 +53,8 @@ def test_a_context_that_is_not_answered_is_wholly_computed(
     assert taken["computed_tokens"] == taken["context_tokens"] - said["tokens"]
 
 
-def take(cli: Cli, tiny: Path, exported: Exported, *more: object) -> Any:
+def take(cli: Cli, tiny: Path, exported: Exported, *more: object) -> Result:
+    """What a take of the baton gives."""
     return cli(
         "take", "--model", tiny, "--baton", exported.baton, "--store", exported.store, *DTYPE,
         "--max-new-tokens", "4", *more,
@@ -182,15 +182,14 @@ def test_messages_alone_reuse_what_they_have_in_common(
         {"role": "assistant", "content": "Nothing like it."},
         {"role": "user", "content": "Go on"},
     ]
-    done = take(
-        cli, tiny, exported, "--messages", write(tmp_path, messages), "--json"
-    )
+    done = take(cli, tiny, exported, "--messages", write(tmp_path, messages), "--json")
     receipt = done.json["receipt"]
     assert (receipt["route"], receipt["reasons"][0]["code"]) == ("partial", "tokens-diverge")
     assert receipt["first_divergence"] == receipt["reused_tokens"]
 
 
 def write(folder: Path, messages: Any) -> Path:
+    """A file with chat messages."""
     path = folder / "messages.json"
     path.write_text(json.dumps(messages), encoding="utf-8")
     return path
@@ -221,9 +220,7 @@ def test_a_slice_is_refused(cli: Cli, tiny: Path, document: Path) -> None:
     assert "not supported yet" in done.err
 
 
-def test_a_context_longer_than_the_window_is_refused(
-    cli: Cli, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_context_longer_than_the_window_is_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     """600 bytes are more than 512 tokens: exit 3, and no baton."""
     path = tmp_path / "long.txt"
     path.write_text("x" * 600, encoding="utf-8")

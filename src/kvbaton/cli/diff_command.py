@@ -16,6 +16,14 @@ from kvbaton.cli.output import JsonFlag, Output, print_table
 DIFFERENT = 1
 
 
+SHAPES = {
+    "diff": """{"a", "b", "store", "same", "first": {"position", "layer", "field"},
+ "fields": [{"field", "a", "b"}], "ids": {"position"} or null,
+ "cache": {"position", "layer", "tensor", "exact_position"} or null, "note"}"""
+}
+"""What ``--json`` prints, for the reference."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("diff")(diff)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from kvbaton.conversation import Turn
 
 PHASES = ("export", "encode", "seal", "put")
+SHAPES = {
+    "export": """{"baton", "store", "tokens", "segments", "bytes_written",
+ "seconds": {"export", "encode", "seal", "put"}}"""
+}
+"""What ``--json`` prints, for the reference."""
 
 
 def register(app: typer.Typer) -> None:

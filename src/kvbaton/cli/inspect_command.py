@@ -15,6 +15,17 @@ from kvbaton.cli.output import JsonFlag, Output, age_text, bytes_text, print_tab
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import JSON, Manifest, SegmentRef
 
+SHAPES = {
+    "inspect": """{"baton", "store", "sender", "created_ms", "mode", "domain", "cached_tokens",
+ "pending_tokens", "terms": {"instruction", "summary", "goal", "round", "receiver"},
+ "spans": [{"role", "first", "count", "shift"}],
+ "segments": [{"address", "kind", "first", "count", "size_bytes", "fidelity", "present"}],
+ "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"}, "parents",
+ "function": {"digest", "parts"}, "producer", "transcript": {"address", "size_bytes"},
+ "token_digest", "ref", "sequence", "text"?}"""
+}
+"""What ``--json`` prints, for the reference."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -23,6 +23,16 @@ from kvbaton.cli.output import (
 from kvbaton.stores import Entry, Kind, Store
 from kvbaton.types import JSON
 
+SHAPES = {
+    "list": """{"store",
+ "batons": [{"baton", "bytes", "sender", "receiver", "mode", "domain", "created_ms", "age_s",
+  "tokens", "cached_tokens", "pending_tokens", "segments", "fidelity"}]
+  or, by --kind, "segments", "transcripts" or "prefixes": [{"name", "bytes", "unused_s"}],
+ "totals": {"segments", "batons", "transcripts", "prefixes": {"objects", "bytes"}, "bytes"}}
+A damaged baton has "baton", "bytes" and "error"."""
+}
+"""What ``--json`` prints, for the reference."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -12,6 +12,13 @@ from kvbaton.cli.output import JsonFlag, Output, Step, bytes_text, print_table
 from kvbaton.models import ModelStatus, Progress, ProgressCallback, list_models, pull
 from kvbaton.types import JSON
 
+SHAPES = {
+    "list": """{"models": [{"name", "title", "license", "parameters", "context_tokens",
+ "download_bytes", "installed", "path"}]}""",
+    "pull": """{"model", "path"}""",
+}
+"""What ``--json`` prints, for the reference."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the group."""

@@ -14,6 +14,9 @@ from kvbaton.errors import BatonUnavailable
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import JSON
 
+SHAPES = {"rm": """{"store", "removed", "transcripts", "segments", "bytes"}"""}
+"""What ``--json`` prints, for the reference."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

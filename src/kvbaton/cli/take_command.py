@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
 PHASES = ("get", "verify", "decode", "align", "attach", "first_forward", "ttft")
 MAX_NEW_TOKENS = 256
+SHAPES = {
+    "take": """{"output",
+ "receipt": {"id", "agent", "model", "baton", "outcome", "mode", "route",
+  "reasons": [{"code", "sentence", "at"?}], "warnings": [{"code", "sentence", "at"?}],
+  "context_tokens", "reused_tokens", "pending_tokens", "computed_tokens", "generated_tokens",
+  "probe_tokens", "recomputed_token_layers", "bytes_moved", "bytes_deduplicated",
+  "seconds": {"get", "verify", "decode", "align", "attach", "first_forward", "ttft", "total"},
+  "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
+  "freshness", "first_divergence", "finish"}}"""
+}
+"""What ``--json`` prints, for the reference."""
 
 
 def register(app: typer.Typer) -> None:

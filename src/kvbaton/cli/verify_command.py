@@ -13,6 +13,15 @@ from kvbaton.cli.output import JsonFlag, Output, bytes_text, print_table
 from kvbaton.cli.verification import Examination
 from kvbaton.errors import BatonUnavailable, InputError, NotFound
 
+SHAPES = {
+    "verify": """{"baton", "store", "ok",
+ "checked": {"batons", "foreign_batons", "tokens", "segments", "ranges", "bytes"},
+ "faults": [{"place", "object", "code", "sentence", "at", "hint", "exit_code", "fault"?,
+  "layer"?, "bytes"?: [start, stop]}],
+ "error"?: the first fault}"""
+}
+"""What ``--json`` prints, for the reference."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -11,6 +11,7 @@ import pytest
 
 import kvbaton
 from kvbaton import errors
+from kvbaton.types import ReasonCode
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "numpy", "safetensors"}
@@ -161,3 +162,12 @@ def test_files_are_of_a_size_that_can_be_read() -> None:
     counts = sorted(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
     assert counts[len(counts) * 9 // 10] <= 400
     assert counts[-1] <= 650
+
+
+def test_troubleshooting_explains_every_reason_once() -> None:
+    """Each reason code has its place in the table of reasons, and no other code is there."""
+    text = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = text.partition("## By reason")[2].partition("With `strict")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    codes = [code for row in rows for code in re.findall(r"`([a-z-]+)`", row)]
+    assert sorted(codes) == sorted(code.value for code in ReasonCode)

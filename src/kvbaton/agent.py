@@ -193,24 +193,38 @@ class Agent:
         known = self.conversation
         if known is not None and _covers(known, wanted.ids):
             return self._answer_from(known, wanted, how, account)
-        found = self.relay.find_prefix(wanted.ids)
-        cache = None
-        if found:
-            tokens = found[-1].span.stop
-            taken = self.relay.attach(
-                found,
-                wanted.ids,
-                tokens,
-                room=self._room(wanted, tokens, how),
-                deadline_s=DEADLINE_S,
-            )
-            cache = self._account_for(taken, account)
-            if cache is not None:
-                account.route, account.parents = Route.BATON, ()
-                account.reasons = (
-                    Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
-                )
+        cache = self._own_prefix(known, wanted, how, account) if known is not None else None
+        if cache is None:
+            cache = self._stored_prefix(wanted, how, account)
         return self._answer(cache, wanted, how, account)
+
+    def _own_prefix(
+        self, known: Conversation, wanted: _Prompt, how: Decoding, account: _Account
+    ) -> Any:
+        """A copy of the part of the agent's own cache that a diverging prompt has in common."""
+        agreed = min(common_prefix(known.ids, wanted.ids), known.cache.length, len(wanted.ids) - 1)
+        if agreed == 0 or self.engine.layout.window_layers:
+            return None
+        taken = self.relay.copy_prefix(known.cache, agreed, room=self._room(wanted, agreed, how))
+        account.first_divergence = agreed
+        account.reused, account.parents, account.hops = agreed, known.parents, known.hops
+        account.held = tuple(ref for ref in known.source(0, 0).held if ref.span.stop <= agreed)
+        return taken
+
+    def _stored_prefix(self, wanted: _Prompt, how: Decoding, account: _Account) -> Any:
+        """The beginning of the prompt, if the store holds it."""
+        found = self.relay.find_prefix(wanted.ids)
+        if not found:
+            return None
+        tokens = found[-1].span.stop
+        room = self._room(wanted, tokens, how)
+        taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=DEADLINE_S)
+        cache = self._account_for(taken, account)
+        if cache is not None:
+            account.reasons = (
+                Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
+            )
+        return cache
 
     def _answer_from(
         self, known: Conversation, wanted: _Prompt, how: Decoding, account: _Account

@@ -49,6 +49,7 @@ from kvbaton.reasons import located, reason_of, unavailable
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Key, Kind, Store, open_store
 from kvbaton.types import (
+    AlignedLayer,
     Baton,
     BatonRef,
     EncodedLayer,
@@ -470,6 +471,17 @@ class Relay:
                     raise FormatError("the segment has another layout", fault=Fault.RANGES)
             opened.append((index, reader, header))
         return opened
+
+    def copy_prefix(self, cache: Any, tokens: int, *, room: int) -> Any:
+        """A cache of its own with the first ``tokens`` positions of another, without the store.
+
+        For full-attention layouts only: window layers know nothing but their end.
+        """
+        slot = self.engine.slot(tokens, room=room)
+        span = SegmentSpan(0, tokens)
+        for part in self.engine.export(cache, [span]):
+            slot.write(AlignedLayer(span, part.layer, part.run, part.keys, part.values))
+        return slot.finish()
 
     # -- prefix hits -----------------------------------------------------------------------------
 

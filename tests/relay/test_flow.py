@@ -10,7 +10,7 @@ import torch
 
 from kvbaton.context import Context
 from kvbaton.stores import Key, Kind
-from kvbaton.types import Mode, Outcome, ReasonCode, Route
+from kvbaton.types import Mode, Outcome, ReasonCode, Route, common_prefix
 
 LONG = "Hello there, you plan and code. " * 4
 
@@ -192,12 +192,17 @@ def test_an_agent_keeps_its_cache_across_turns(agent_of: Any) -> None:
 
 
 def test_messages_reuse_what_they_have_in_common(agent_of: Any) -> None:
-    """``run(messages=...)`` goes on in the own cache when the rendered ids begin with it."""
+    """``run(messages=...)`` goes on in the own cache, or copies what it agrees with."""
     a = agent_of("a", stream=False)
-    turn = a.run(messages=[{"role": "user", "content": LONG}], max_new_tokens=5)
+    opening = [{"role": "user", "content": LONG}]
+    turn = a.run(messages=opening, max_new_tokens=5)
     assert turn.receipt.reused_tokens == 0
-    other = a.run(messages=[{"role": "user", "content": "Hi"}], max_new_tokens=5)
-    assert other.receipt.reused_tokens == 0
+    changed = [{"role": "user", "content": LONG + "Hi"}]
+    other = a.run(messages=changed, max_new_tokens=5)
+    agreed = common_prefix(turn.conversation.ids, other.conversation.ids)
+    assert other.receipt.first_divergence == other.receipt.reused_tokens == agreed > 16
+    assert other.ids == agent_of("b", stream=False).run(messages=changed, max_new_tokens=5).ids
+    assert a.hand_off(turn).manifest.cached_tokens == turn.cached
 
 
 def test_shared_prefix_reuses_the_preamble_for_every_role(agent_of: Any) -> None:

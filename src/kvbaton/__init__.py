@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbaton.api import Agent, load, wrap
+    from kvbaton.api import Agent, attach_cache, export_cache, load, wrap
     from kvbaton.context import Context
     from kvbaton.conversation import Turn
     from kvbaton.engines.transformers.sampling import Sampling
@@ -33,7 +33,9 @@ _HOMES = {
     "Sampling": "engines.transformers.sampling",
     "TrustDomain": "seals",
     "Turn": "conversation",
+    "attach_cache": "api",
     "end_of_turn": "triggers",
+    "export_cache": "api",
     "load": "api",
     "local_domain": "seals",
     "marker": "triggers",
@@ -55,7 +57,9 @@ __all__ = [
     "Sampling",
     "TrustDomain",
     "Turn",
+    "attach_cache",
     "end_of_turn",
+    "export_cache",
     "load",
     "local_domain",
     "marker",

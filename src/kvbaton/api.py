@@ -8,16 +8,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbaton import agent, models, settings
 from kvbaton.context import Context
 from kvbaton.engines.base import Engine
+from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
-from kvbaton.errors import SettingsError
-from kvbaton.relay import Relay
+from kvbaton.errors import BatonRefused, InputError, SettingsError
+from kvbaton.relay import Relay, Source
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
+from kvbaton.types import Baton, BatonRef, Role, Span, TokenRun
+
+if TYPE_CHECKING:
+    import torch
 
 MEMORY = "memory://kvbaton"
 """The default store of agents in one process; nothing is written to disk."""
@@ -137,6 +142,146 @@ def relay_for(
     """A relay over a store, its URL, or the store of this process."""
     opened = store if isinstance(store, Store) else open_store(store or MEMORY)
     return Relay(engine, opened, domain or default_domain())
+
+
+def _relay(engine: Engine, store: Relay | Store | str | None) -> Relay:
+    return store if isinstance(store, Relay) else relay_for(engine, store)
+
+
+def export_cache(
+    engine: Engine,
+    cache: Any,
+    ids: Ids,
+    *,
+    attention_mask: Any = None,
+    store: Relay | Store | str | None = None,
+    sender: str = "generate",
+    text: str | None = None,
+    messages: Sequence[Mapping[str, Any]] = (),
+) -> Baton | list[Baton]:
+    """Hand off a cache that your own code has filled, with ``generate`` or a loop of your own.
+
+    The first layer is computed again and compared: a cache that does not belong to the ids, or
+    holds them at other positions, is refused.  Padding never leaves.
+
+    Parameters
+    ----------
+    engine
+        ``wrap`` of the model that computed the cache.
+    cache
+        A ``DynamicCache``, one that ``attach_cache`` gave, or an output that carries one.
+    ids
+        Token ids ``[n]``, or ``[batch, n]`` for several sequences: prompt and answer.  Those
+        behind the cache, such as the last one that was sampled, are handed off as pending.
+    attention_mask
+        0 for padding, as the model ran with it; needed where there is padding.
+    store
+        A store, its URL, or a ``Relay`` for a trust domain of its own; by default the store of
+        this process, in memory.
+    sender
+        Whom the baton is from.
+    text, messages
+        What a single sequence says, for receivers with another tokenizer; the decoded ids and
+        nothing by default.
+
+    Returns
+    -------
+    Baton or list of Baton
+        One for ``[n]``, a list for ``[batch, n]``.
+
+    Raises
+    ------
+    UnsupportedLayout
+        The cache cannot be read faithfully: quantized, offloaded, static, of another model.
+    InputError
+        Ids or mask do not belong to the cache.
+    StoreError
+        The store could not take it.
+    """
+    adopted = adopt(engine, cache, ids, attention_mask)
+    if len(adopted) > 1 and (text is not None or messages):
+        raise InputError("text and messages describe one sequence", hint="export them one by one")
+    relay = _relay(engine, store)
+
+    def hand_off(one: Adopted) -> Baton:
+        return relay.hand_off(
+            Source(one.cache, one.cache.length, one.ids),
+            sender=sender,
+            text=engine.chat.text_of(one.ids) if text is None else text,
+            spans=(Span(Role.HISTORY, TokenRun(0, len(one.ids))),),
+            messages=tuple(messages),
+        )
+
+    batons = [hand_off(one) for one in adopted]
+    return batons if is_batch(ids) else batons[0]
+
+
+def attach_cache(
+    engine: Engine,
+    baton: Baton | BatonRef | str,
+    new_ids: Sequence[int] = (),
+    *,
+    store: Relay | Store | str | None = None,
+    room: int | None = None,
+    deadline_s: float = agent.DEADLINE_S,
+) -> tuple[Any, torch.Tensor]:
+    """Take a baton for your own code: its cache, and all ids of the sequence.
+
+    The cache can be passed to ``generate`` or to the model, which write to it: one cache for one
+    answer.  It always leaves at least one of the ids to compute::
+
+        cache, ids = kvbaton.attach_cache(engine, baton, new_ids)
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+
+    Parameters
+    ----------
+    engine
+        ``wrap`` of the model that is to go on.
+    baton
+        A baton, its reference, or its id in the store.
+    new_ids
+        Token ids to add behind the baton's.
+    store
+        As for ``export_cache``.
+    room
+        Positions to make room for behind the ids, so that decoding copies nothing.
+    deadline_s
+        Seconds until the cache is there.
+
+    Returns
+    -------
+    cache
+        A ``KVCache`` of transformers' kind.
+    ids
+        int64 ``[1, n]`` on the model's device: the baton's ids, pending ones too, then the new.
+
+    Raises
+    ------
+    BatonRefused
+        The cache cannot be used; ``reason_code`` says why.  The baton's ids can be prefilled.
+    BatonUnavailable, NotTrusted
+        The baton cannot be read, or may not be.
+    """
+    relay = _relay(engine, store)
+    opened = relay.open(baton, deadline_s=deadline_s)
+    ids = (*opened.transcript.ids, *new_ids)
+    cached = min(opened.manifest.cached_tokens, len(ids) - 1)
+    taken = relay.take(
+        opened,
+        prompt_tokens=len(ids),
+        reusable=cached,
+        room=len(ids) - cached + (engine.default_room if room is None else room),
+        deadline_s=deadline_s,
+    )
+    if taken.cache is None:
+        reason = taken.reasons[0]
+        raise BatonRefused(
+            f"the baton's cache cannot be attached: {reason.sentence}",
+            reason_code=reason.code.value,
+            at=reason.at,
+            hint="prefill the baton's ids; where none are pending, new_ids may help",
+        )
+    return taken.cache, as_batch(engine, ids)
 
 
 class Agent(agent.Agent):

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from kvbaton.engines.base import Engine
-from kvbaton.engines.transformers import compat, identity, layout
+from kvbaton.engines.transformers import compat, first_layer, identity, layout
 from kvbaton.engines.transformers.cache import KVCache
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.engines.transformers.slot import CacheSlot, integer_view
@@ -50,6 +50,9 @@ class TransformersEngine(Engine):
     threads
         Threads of a deterministic engine.
 
+    ``cache_argument`` is the name under which the model and its ``generate`` take a cache:
+    ``cache`` in the newest versions of transformers, ``past_key_values`` before.
+
     Raises
     ------
     UnsupportedLayout, UnsupportedModel
@@ -84,7 +87,7 @@ class TransformersEngine(Engine):
         self._function: FunctionId | None = None
         self._watch = WeightWatch(model)
         self._words = self._tokenizer_state()
-        self._cache_argument = compat.cache_argument(model)
+        self.cache_argument = compat.cache_argument(model)
         self._counter = threading.local()
         self._hook = model.get_input_embeddings().register_forward_hook(self._count)
         stateful = any(rope.kind in identity.STATEFUL_ROPE for rope in self.layout.ropes)
@@ -201,10 +204,23 @@ class TransformersEngine(Engine):
             position_ids=positions,
             use_cache=True,
             logits_to_keep=1,
-            **{self._cache_argument: cache},
+            **{self.cache_argument: cache},
         )
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
+
+    def first_layer(self, ids: Sequence[int], first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V ``[kv_heads, n, head_dim]`` of layer 0 for ``ids`` at positions ``first`` on.
+
+        The other layers are not run.
+        """
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        positions = torch.arange(first, first + len(ids), device=self.device).unsqueeze(0)
+        chunks = zip(*(x.split(CHUNK_TOKENS, dim=1) for x in (tokens, positions)), strict=True)
+        with self._fixed_threads(), self._rope_lock:
+            parts = [first_layer.compute(self.model, self.cache_argument, *c) for c in chunks]
+        keys, values = zip(*parts, strict=True)
+        return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
     # -- handing over ---------------------------------------------------------------------------
 

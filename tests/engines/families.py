@@ -143,26 +143,36 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 WINDOWED = ("qwen2-window", "mistral", "gemma2", "gemma3", "phi3-window")
 
 
-def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
+def build(
+    family: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: str = "cpu",
+    attention: str | None = None,
+) -> Any:
     """A tiny random model; the same weights every time, large enough to tell tokens apart."""
     generator_state = torch.random.get_rng_state()
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    options = {} if attention is None else {"attn_implementation": attention}
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), **options)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
     torch.random.set_rng_state(generator_state)
-    return model.to(dtype).eval()
+    return model.to(device, dtype).eval()
 
 
 def tiny(
     family: str,
     *,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str | None = None,
     template: str | None = CHATML,
     **options: Any,
 ) -> TransformersEngine:
     """An engine around a new tiny model, with a byte-level tokenizer of 293 known tokens."""
     tokenizer = word_tokenizer()
     tokenizer.chat_template = template
-    return wrap_model(build(family, dtype), tokenizer, name=f"tiny-{family}", **options)
+    model = build(family, dtype, device=device, attention=attention)
+    return wrap_model(model, tokenizer, name=f"tiny-{family}", **options)

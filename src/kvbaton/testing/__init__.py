@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvbaton.testing.engines import EngineTests
     from kvbaton.testing.faults import (
         Corrupt,
         Do,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Corrupt",
     "Do",
+    "EngineTests",
     "Fail",
     "FaultyStore",
     "Shorten",
@@ -37,6 +39,7 @@ __all__ = [
 _LAZY = {
     "Corrupt": "faults",
     "Do": "faults",
+    "EngineTests": "engines",
     "Fail": "faults",
     "FaultyStore": "faults",
     "Shorten": "faults",

@@ -1,0 +1,178 @@
+"""``kvbaton bench ttft`` and ``bench stores``: ratios within one run, against honest rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvbaton import models, settings
+from kvbaton.cli.output import JsonFlag, Output, print_table
+from kvbaton.errors import InputError
+from kvbaton.types import JSON
+
+if TYPE_CHECKING:
+    from kvbaton.bench.report import Table
+
+SHAPES = {
+    "ttft": """{"model", "rows": [{"tokens", "new_tokens", "dtype", "kv_bytes", "text_s",
+ "text_loop_s", "text_generate_s", "handmade_s", "handmade_mapped_s", "prefix_cache_s", "floor_s",
+ "baton_s", "handoff_s", "handoff_again_s", "handmade_handoff_s", "hash_s", "memcpy_s", "forward_s",
+ "speedup", "over_floor", "peak_extra_bytes", "peak_over_kv", "phases", "sender_phases",
+ "moved_over_memcpy", "computed_tokens", "same_first_token", "second_handoff_bytes",
+ "grown": {"tokens", "bytes_written", "stored_bytes", "limit_bytes"}, "decode_ratio", "samples"}],
+ "summary": {"targets": [{"target", "tokens", "dtype", "limit", "at_least", "value", "met"}],
+ "import_s", "import_limit_s"}, "environment", "settings"}""",
+    "stores": """{"size_bytes", "range_bytes", "repeats", "memcpy_gb_s", "blake3_gb_s",
+ "sha256_gb_s", "stores": [{"store", "label", "put_gb_s", "get_gb_s", "ranges_gb_s",
+ "put_over_memcpy", "get_over_memcpy", "ranges_over_memcpy"}], "environment"}""",
+}
+"""What ``--json`` prints, for the reference."""
+
+MarkdownFlag = Annotated[
+    bool, typer.Option("--markdown", help="Print the tables as Markdown, for a page.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Benchmarks: ratios within one run, against honest rivals.", no_args_is_help=True
+    )
+    group.command("ttft")(bench_ttft)
+    group.command("stores")(bench_stores)
+    app.add_typer(group, name="bench")
+
+
+def bench_ttft(
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Built-in name, folder, or hub id.")
+    ] = "smollm2-135m",
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="N,...", help="Tokens of context.")
+    ] = "512,1024,2048,4096,7000",
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", metavar="N", help="Tokens that the receiver computes.")
+    ] = 24,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="D,...", help="dtypes of weights and cache.")
+    ] = "bfloat16,float32",
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Timed runs; medians are reported.")
+    ] = 5,
+    decode_tokens: Annotated[
+        int, typer.Option("--decode-tokens", metavar="N", help="0 leaves the decoding out.")
+    ] = 256,
+    threads: Annotated[
+        int, typer.Option("--threads", metavar="N", help="Threads of all rivals; 0: torch's own.")
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", metavar="D", help="A torch device.")] = "auto",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture (matplotlib).")
+    ] = None,
+    markdown: MarkdownFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time to the first token by baton, between two processes.
+
+    Measured against text, torch.save and torch.load, a prefix cache, and one memcpy plus the
+    forward pass.  Takes minutes; close other programs.
+    """
+    from kvbaton.bench.report import environment_line, ttft_tables
+    from kvbaton.bench.ttft import Plan, measure
+
+    output, chosen = Output(as_json), settings.from_environment()
+    source = models.resolve(model, data_dir=chosen.data_dir)
+    if plot is not None:
+        from kvbaton.bench.plot import require_matplotlib
+
+        require_matplotlib()
+    plan = Plan(
+        model=source.name,
+        source=source.path_or_id,
+        digests=chosen.cache_dir / "digests",
+        tokens=tuple(_number(part, "--tokens") for part in _parts(tokens)),
+        new_tokens=new_tokens,
+        dtypes=_parts(dtype),
+        repeats=repeats,
+        decode_tokens=decode_tokens,
+        device=device,
+        threads=threads,
+        offline=chosen.offline,
+    )
+    with output.progress("bench ttft") as step:
+        result = measure(plan, step.say)
+    if plot is not None:
+        from kvbaton.bench.plot import plot_ttft
+
+        plot_ttft(result, plot)
+    _warn(output, result)
+    line = f"{result['model']}: {environment_line(result)}"
+    output.result(result, lambda console: _show(console, line, ttft_tables(result), markdown))
+
+
+def bench_stores(
+    stores: Annotated[
+        str, typer.Option("--stores", metavar="URL,...", help="By default one of every kind.")
+    ] = "",
+    size_mb: Annotated[
+        float, typer.Option("--size-mb", metavar="MB", help="Size of the object, 10^6 bytes.")
+    ] = 48.0,
+    range_kb: Annotated[
+        float, typer.Option("--range-kb", metavar="KB", help="Size of the pieces, 2^10 bytes.")
+    ] = 192.0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Timed runs; medians are reported.")
+    ] = 7,
+    markdown: MarkdownFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Speed of stores, whole objects and pieces, against memcpy and hashing in the same run."""
+    from kvbaton.bench.report import environment_line, store_table
+    from kvbaton.bench.stores import StorePlan, default_stores, measure_stores
+
+    output, size_bytes = Output(as_json), int(1e6 * size_mb)
+    with ExitStack() as stack:
+        urls = _parts(stores) or stack.enter_context(default_stores(size_bytes))
+        plan = StorePlan(urls, size_bytes, int(1024 * range_kb), repeats)
+        step = stack.enter_context(output.progress("bench stores"))
+        result = measure_stores(plan, step.say)
+    line = environment_line(result)
+    output.result(result, lambda console: _show(console, line, [store_table(result)], markdown))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(text: str, option: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{option} takes whole numbers, not {text[:40]!r}") from None
+
+
+def _warn(output: Output, result: JSON) -> None:
+    if result["settings"]["repeats"] < 5:
+        output.warn("medians of fewer than 5 runs: the figures are rough")
+    if not result["settings"]["shared_memory"]:
+        output.warn("there is no shared memory with enough room: the store was on a disk")
+    machine = result["environment"]
+    if machine["load"] > 0.5 * machine["cores"]:
+        output.warn(f"the machine was busy before (load {machine['load']}): trust ratios only")
+
+
+def _show(console: Console, line: str, tables: Iterable[Table], markdown: bool) -> None:
+    console.print(line, markup=False)
+    for table in tables:
+        console.print()
+        if markdown:
+            console.print(table.markdown(), markup=False)
+            continue
+        console.print(table.title, style="bold", markup=False)
+        right = " " * table.labels + "r" * (len(table.headings) - table.labels)
+        print_table(console, table.headings, table.rows, right=right)

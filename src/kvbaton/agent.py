@@ -7,11 +7,11 @@ carries a receipt that says what was reused and why.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from kvbaton.account import Account
 from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation, Turn, clip
 from kvbaton.decoding import Answer, Decoding, decode
@@ -19,16 +19,15 @@ from kvbaton.engines.base import Engine
 from kvbaton.errors import (
     BatonRefused,
     BatonUnavailable,
-    EmptyInput,
     InputError,
     NotTrusted,
     WindowExceeded,
 )
 from kvbaton.outbox import Outbox
+from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
 from kvbaton.reasons import unavailable_reason
-from kvbaton.relay import Relay, Taken
+from kvbaton.relay import Relay
 from kvbaton.types import (
-    JSON,
     Baton,
     BatonRef,
     Fidelity,
@@ -39,52 +38,16 @@ from kvbaton.types import (
     Reason,
     ReasonCode,
     Receipt,
-    Role,
     Route,
     SegmentRef,
-    Span,
     Terms,
     common_prefix,
-    worst_fidelity,
 )
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
 
-Messages = Sequence[Mapping[str, Any]]
 Log = Callable[[Receipt], None]
-
-
-@dataclass
-class _Prompt:
-    """Ids to answer to, of which a baton or an own cache may cover the beginning."""
-
-    ids: tuple[int, ...]
-    spans: tuple[Span, ...]
-    messages: list[JSON]
-    opens_reasoning: bool = False
-
-
-@dataclass
-class _Account:
-    """What goes into a receipt, gathered on the way."""
-
-    outcome: Outcome
-    mode: Mode
-    route: Route
-    clock: Clock = field(default_factory=Clock)
-    baton: Baton | None = None
-    reasons: tuple[Reason, ...] = ()
-    warnings: tuple[Reason, ...] = ()
-    reused: int = 0
-    pending: int = 0
-    bytes_moved: int = 0
-    bytes_deduplicated: int = 0
-    first_divergence: int | None = None
-    fidelity: Fidelity = field(default_factory=Fidelity)
-    hops: Hops = field(default_factory=Hops)
-    parents: tuple[str, ...] = ()
-    held: tuple[SegmentRef, ...] = ()
 
 
 class Agent:
@@ -123,7 +86,7 @@ class Agent:
         log: Log | None = None,
     ) -> None:
         self.name, self.engine, self.relay = name, engine, relay
-        self.system, self.preamble, self.tools = system, preamble, tools
+        self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream, self.log = stream, log
         self.conversation: Conversation | None = None
 
@@ -157,69 +120,58 @@ class Agent:
             The prompt does not fit the model's window.
         """
         how = _decoding(options)
-        account = _Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
-        known = self.conversation if messages is None else None
-        if known is not None and prompt is not None:
-            asked = self._goes_on(known.ids, [{"role": "user", "content": _filled(prompt)}])
-            return self._answer_from(known, _behind(known, asked), how, account)
-        wanted = self._fresh(prompt, messages)
-        return self._answer_reusing(wanted, how, account)
+        account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
+        known = self.conversation
+        if known is not None and prompt is not None and messages is None:
+            asked = self.writer.going_on(known.ids, [user_turn(prompt)])
+            return self._answer_from(known, asked.behind(known), how, account)
+        return self._answer_reusing(self.writer.fresh(prompt, messages), how, account)
 
-    def _fresh(self, prompt: str | None, messages: Messages | None) -> _Prompt:
-        if (prompt is None) == (messages is None):
-            raise InputError("give a prompt or messages, one of the two")
-        given = [dict(m) for m in messages or ()]
-        if prompt is not None:
-            given = [*_system_message(self.system), {"role": "user", "content": _filled(prompt)}]
-        if not given:
-            raise EmptyInput("there are no messages")
-        return self._render(given)
-
-    def _render(self, messages: list[JSON]) -> _Prompt:
-        chat = self.engine.chat
-        if self.preamble is not None:
-            rendered = chat.render_shared(self.preamble, None, messages)
-        else:
-            rendered = chat.render(messages, tools=self.tools)
-        return _Prompt(rendered.ids, rendered.spans, messages, rendered.opens_reasoning)
-
-    def _goes_on(self, ids: Sequence[int], new: list[JSON]) -> _Prompt:
-        suffix = self.engine.chat.suffix(ids, new, tools=self.tools)
-        return _Prompt(suffix.ids, suffix.spans, new, suffix.opens_reasoning)
-
-    def _answer_reusing(self, wanted: _Prompt, how: Decoding, account: _Account) -> Turn:
+    def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
         self._require_window(wanted)
         known = self.conversation
         if known is not None and _covers(known, wanted.ids):
             return self._answer_from(known, wanted, how, account)
-        cache = self._own_prefix(known, wanted, how, account) if known is not None else None
-        if cache is None:
-            cache = self._stored_prefix(wanted, how, account)
+        found = self.relay.find_prefix(wanted.ids)
+        stored = found[-1].span.stop if found else 0
+        own = self._agreed(known, wanted) if known is not None else 0
+        if known is not None and own > 0 and own >= stored:
+            cache = self._own_prefix(known, own, wanted, how, account)
+        else:
+            cache = self._stored_prefix(found, stored, wanted, how, account)
         return self._answer(cache, wanted, how, account)
 
-    def _own_prefix(
-        self, known: Conversation, wanted: _Prompt, how: Decoding, account: _Account
-    ) -> Any:
-        """A copy of the part of the agent's own cache that a diverging prompt has in common."""
-        agreed = min(common_prefix(known.ids, wanted.ids), known.cache.length, len(wanted.ids) - 1)
-        if agreed == 0 or self.engine.layout.window_layers:
-            return None
-        taken = self.relay.copy_prefix(known.cache, agreed, room=self._room(wanted, agreed, how))
-        account.first_divergence = agreed
-        account.reused, account.parents, account.hops = agreed, known.parents, known.hops
-        account.held = tuple(ref for ref in known.source(0, 0).held if ref.span.stop <= agreed)
-        return taken
+    def _agreed(self, known: Conversation, wanted: Prompt) -> int:
+        """Positions of the own cache that a diverging prompt can reuse."""
+        if self.engine.layout.window_layers:
+            return 0
+        agreed = common_prefix(known.ids, wanted.ids)
+        return min(agreed, known.cache.length, len(wanted.ids) - 1)
 
-    def _stored_prefix(self, wanted: _Prompt, how: Decoding, account: _Account) -> Any:
+    def _own_prefix(
+        self, known: Conversation, agreed: int, wanted: Prompt, how: Decoding, account: Account
+    ) -> Any:
+        """A copy of what a diverging prompt has in common with the agent's own cache."""
+        account.first_divergence = account.reused = agreed
+        account.parents, account.hops = known.parents, known.hops
+        account.held = tuple(ref for ref in known.stored() if ref.span.stop <= agreed)
+        return self.relay.copy_prefix(known.cache, agreed, room=self._room(wanted, agreed, how))
+
+    def _stored_prefix(
+        self,
+        found: Sequence[SegmentRef],
+        tokens: int,
+        wanted: Prompt,
+        how: Decoding,
+        account: Account,
+    ) -> Any:
         """The beginning of the prompt, if the store holds it."""
-        found = self.relay.find_prefix(wanted.ids)
         if not found:
             return None
-        tokens = found[-1].span.stop
         room = self._room(wanted, tokens, how)
         taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=DEADLINE_S)
-        cache = self._account_for(taken, account)
+        cache = account.enter(taken)
         if cache is not None:
             account.reasons = (
                 Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
@@ -227,18 +179,16 @@ class Agent:
         return cache
 
     def _answer_from(
-        self, known: Conversation, wanted: _Prompt, how: Decoding, account: _Account
+        self, known: Conversation, wanted: Prompt, how: Decoding, account: Account
     ) -> Turn:
         """Go on in the agent's own cache."""
         self._require_window(wanted)
-        account.reused, account.held = known.cache.length, known.held
+        account.reused, account.held = known.cache.length, known.stored()
         account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
         account.parents, account.hops = known.parents, known.hops
-        if known.outbox is not None:
-            account.held = known.source(0, 0).held
         return self._answer(known.cache, wanted, how, account)
 
-    def _require_window(self, wanted: _Prompt) -> None:
+    def _require_window(self, wanted: Prompt) -> None:
         if len(wanted.ids) > self.engine.max_tokens:
             raise WindowExceeded(
                 f"the prompt has {len(wanted.ids)} tokens, the model's window holds "
@@ -246,7 +196,7 @@ class Agent:
                 hint="shorten the input, or use a model with a longer window",
             )
 
-    def _room(self, wanted: _Prompt, reused: int, how: Decoding) -> int:
+    def _room(self, wanted: Prompt, reused: int, how: Decoding) -> int:
         """Positions to make room for behind a reused prefix."""
         return len(wanted.ids) - reused + min(how.max_new_tokens, self.engine.default_room)
 
@@ -355,7 +305,7 @@ class Agent:
                 raise
             return self._without_baton(error, messages, how, clock)
         wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
-        account = _Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
+        account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
         account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
         wanted = self._prompt_for(opened, instruction, messages, account)
         taken = self._take_kv(opened, wanted, how, account, deadline_s, FidelityClass(minimum))
@@ -381,40 +331,23 @@ class Agent:
             outcome = Outcome.NOT_TRUSTED
         else:
             reason, outcome = unavailable_reason(error), Outcome.UNAVAILABLE
-        account = _Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
-        wanted = self._render([dict(m) for m in messages])
+        account = Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
+        wanted = self.writer.render(messages)
         self._require_window(wanted)
         return self._answer(None, wanted, how, account)
 
     def _prompt_for(
-        self, baton: Baton, instruction: str, messages: Messages | None, account: _Account
-    ) -> _Prompt:
+        self, baton: Baton, instruction: str, messages: Messages | None, account: Account
+    ) -> Prompt:
         """The receiver's prompt, by mode."""
         said = instruction or ("" if messages else baton.manifest.terms.instruction)
         if account.mode is Mode.SHARED_PREFIX:
-            return self._shared_prompt(said, messages)
+            return self.writer.behind_preamble(said, messages)
         if account.mode is not Mode.CONTINUE:
             raise InputError(f"mode {account.mode.value!r} is not supported yet")
         if not said and messages:
-            return self._render([dict(m) for m in messages])
-        return self._continued(baton, said, account)
-
-    def _shared_prompt(self, said: str, messages: Messages | None) -> _Prompt:
-        if self.preamble is None:
-            raise InputError(
-                "the receiver has no shared preamble", hint="give the agent the same Context"
-            )
-        given = [dict(m) for m in messages or ()]
-        if not given:
-            given = [*_system_message(self.system), {"role": "user", "content": _filled(said)}]
-        return self._render(given)
-
-    def _continued(self, baton: Baton, said: str, account: _Account) -> _Prompt:
-        """The sender's conversation and, behind it, the receiver's role and instruction."""
-        chat, words = self.engine.chat, baton.transcript
-        turn = chat.handoff_turn(self.system, said, tools=self.tools)
-        had_system = any(span.role in (Role.SYSTEM, Role.SHARED) for span in baton.manifest.spans)
-        if self.system and had_system:
+            return self.writer.render(messages)
+        if self.writer.two_system_prompts(baton):
             account.warnings += (
                 Reason(
                     ReasonCode.TWO_SYSTEM_PROMPTS,
@@ -422,22 +355,15 @@ class Agent:
                     "which stands in its new turn",
                 ),
             )
-        if "tokenizer" in baton.manifest.function.differing(self.engine.function):
-            return self._render([*(dict(m) for m in words.messages), *turn])
-        suffix = self._goes_on(words.ids, turn)
-        return _Prompt(
-            words.ids + suffix.ids,
-            (*baton.manifest.spans, *suffix.spans),
-            [*(dict(m) for m in words.messages), *turn],
-            suffix.opens_reasoning,
-        )
+        differing = baton.manifest.function.differing(self.engine.function)
+        return self.writer.behind_baton(baton, said, same_tokenizer="tokenizer" not in differing)
 
     def _take_kv(
         self,
         baton: Baton,
-        wanted: _Prompt,
+        wanted: Prompt,
         how: Decoding,
-        account: _Account,
+        account: Account,
         deadline_s: float,
         minimum: FidelityClass,
     ) -> Any:
@@ -455,7 +381,7 @@ class Agent:
             deadline_s=self._kv_deadline(deadline_s, account.clock, len(wanted.ids)),
             minimum=minimum,
         )
-        cache = self._account_for(taken, account)
+        cache = account.enter(taken)
         account.parents = (baton.id,)
         if cache is None:
             account.outcome, account.hops = Outcome.KV_UNUSABLE, Hops()
@@ -472,17 +398,9 @@ class Agent:
         left = deadline_s - clock.elapsed()
         return max(left - prefill_s, min(left, 0.1 * deadline_s))
 
-    def _account_for(self, taken: Taken, account: _Account) -> Any:
-        account.clock.add(taken.seconds)
-        account.route, account.reused = taken.route, taken.reused
-        account.reasons += taken.reasons
-        account.bytes_moved, account.held = taken.bytes_moved, taken.held
-        account.fidelity = worst_fidelity(*(ref.fidelity for ref in taken.held))
-        return taken.cache
-
     # -- answer ---------------------------------------------------------------------------------
 
-    def _answer(self, cache: Any, wanted: _Prompt, how: Decoding, account: _Account) -> Turn:
+    def _answer(self, cache: Any, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Decode behind whatever is attached, keep the conversation, write the receipt."""
         if cache is None:
             account.reused = account.pending = 0
@@ -523,7 +441,7 @@ class Agent:
         return self._conclude(talk, wanted, answer, account)
 
     def _conclude(
-        self, talk: Conversation, wanted: _Prompt, answer: Answer, account: _Account
+        self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account
     ) -> Turn:
         chat, clock = self.engine.chat, account.clock
         talk.ids.extend(answer.ids)
@@ -536,7 +454,9 @@ class Agent:
         talk.messages.append({"role": "assistant", "content": chat.text_of(said)})
         clock.seconds["first_forward"] = answer.ttft_s
         clock.seconds["total"] = clock.elapsed()
-        receipt = self._receipt(wanted, answer, account)
+        receipt = account.receipt(
+            answer, agent=self.name, model=self.engine.name, context_tokens=len(wanted.ids)
+        )
         turn = Turn(
             agent=self.name,
             text=answer.text,
@@ -554,34 +474,6 @@ class Agent:
         if answer.fired is not None:
             return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))
         return turn
-
-    def _receipt(self, wanted: _Prompt, answer: Answer, account: _Account) -> Receipt:
-        baton = account.baton
-        return Receipt(
-            id=uuid.uuid4().hex,
-            agent=self.name,
-            model=self.engine.name,
-            outcome=account.outcome,
-            mode=account.mode,
-            route=account.route,
-            baton=baton.id if baton is not None else None,
-            reasons=account.reasons,
-            warnings=account.warnings,
-            context_tokens=len(wanted.ids),
-            reused_tokens=account.reused,
-            pending_tokens=account.pending,
-            computed_tokens=answer.computed_tokens,
-            generated_tokens=len(answer.ids),
-            bytes_moved=account.bytes_moved,
-            bytes_deduplicated=baton.bytes_deduplicated if baton is not None else 0,
-            seconds=dict(account.clock.seconds),
-            sender_seconds=dict(baton.seconds) if baton is not None else {},
-            fidelity=account.fidelity,
-            hops=account.hops,
-            freshness="unknown",
-            first_divergence=account.first_divergence,
-            finish=answer.finish,
-        )
 
 
 def _decoding(options: Mapping[str, Any]) -> Decoding:
@@ -603,27 +495,7 @@ def _mode(mode: Mode | str) -> Mode:
         ) from None
 
 
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise EmptyInput("there is nothing to read: the text is blank")
-    return text
-
-
 def _covers(known: Conversation, ids: Sequence[int]) -> bool:
     """Whether ``ids`` begin with everything that the conversation's cache holds, and go on."""
     cached = known.cache.length
     return len(ids) > cached and common_prefix(known.ids, ids) >= cached
-
-
-def _system_message(system: str | None) -> list[JSON]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _behind(known: Conversation, asked: _Prompt) -> _Prompt:
-    """The whole prompt of a conversation that goes on."""
-    return _Prompt(
-        (*known.ids, *asked.ids),
-        (*known.spans, *asked.spans),
-        [*known.messages, *asked.messages],
-        asked.opens_reasoning,
-    )

@@ -39,15 +39,18 @@ class Conversation:
         """Tokens of the preamble that several agents share."""
         return sum(span.run.count for span in self.spans if span.role is Role.SHARED)
 
-    def source(self, tokens: int, cached: int) -> Source:
-        """The first ``tokens`` ids, of which ``cached`` have KV, as something to hand off."""
+    def stored(self) -> tuple[SegmentRef, ...]:
+        """Segments of the store that back the head of the cache, after what was streamed."""
         if self.outbox is not None:
             streamed = self.outbox.finish()
             if len(streamed) > len(self.held):
                 self.held = streamed
-        return Source(
-            self.cache, cached, tuple(self.ids[:tokens]), self.held, self.parents, self.hops
-        )
+        return self.held
+
+    def source(self, tokens: int, cached: int) -> Source:
+        """The first ``tokens`` ids, of which ``cached`` have KV, as something to hand off."""
+        ids = tuple(self.ids[:tokens])
+        return Source(self.cache, cached, ids, self.stored(), self.parents, self.hops)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""The evidence: what is gathered while an agent answers, and the receipt made of it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvbaton.clock import Clock
+from kvbaton.decoding import Answer
+from kvbaton.relay import Taken
+from kvbaton.types import (
+    Baton,
+    Fidelity,
+    Hops,
+    Mode,
+    Outcome,
+    Reason,
+    Receipt,
+    Route,
+    SegmentRef,
+    worst_fidelity,
+)
+
+
+@dataclass
+class Account:
+    """What goes into a receipt; see ``Receipt`` for the meaning of the fields."""
+
+    outcome: Outcome
+    mode: Mode
+    route: Route
+    clock: Clock = field(default_factory=Clock)
+    baton: Baton | None = None
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[Reason, ...] = ()
+    reused: int = 0
+    pending: int = 0
+    bytes_moved: int = 0
+    first_divergence: int | None = None
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    hops: Hops = field(default_factory=Hops)
+    parents: tuple[str, ...] = ()
+    held: tuple[SegmentRef, ...] = ()
+
+    def enter(self, taken: Taken) -> Any:
+        """Enter what a take brought; its cache, or None."""
+        self.clock.add(taken.seconds)
+        self.route, self.reused = taken.route, taken.reused
+        self.reasons += taken.reasons
+        self.bytes_moved, self.held = taken.bytes_moved, taken.held
+        self.fidelity = worst_fidelity(*(ref.fidelity for ref in taken.held))
+        return taken.cache
+
+    def receipt(self, answer: Answer, *, agent: str, model: str, context_tokens: int) -> Receipt:
+        """The receipt of an answer."""
+        baton = self.baton
+        return Receipt(
+            id=uuid.uuid4().hex,
+            agent=agent,
+            model=model,
+            outcome=self.outcome,
+            mode=self.mode,
+            route=self.route,
+            baton=baton.id if baton is not None else None,
+            reasons=self.reasons,
+            warnings=self.warnings,
+            context_tokens=context_tokens,
+            reused_tokens=self.reused,
+            pending_tokens=self.pending,
+            computed_tokens=answer.computed_tokens,
+            generated_tokens=len(answer.ids),
+            bytes_moved=self.bytes_moved,
+            bytes_deduplicated=baton.bytes_deduplicated if baton is not None else 0,
+            seconds=dict(self.clock.seconds),
+            sender_seconds=dict(baton.seconds) if baton is not None else {},
+            fidelity=self.fidelity,
+            hops=self.hops,
+            first_divergence=self.first_divergence,
+            finish=answer.finish,
+        )

@@ -71,7 +71,7 @@ def test_cells_are_shown_as_they_are() -> None:
     console = Console(file=out, width=40)
     print_table(console, ("name",), [("[red]" + "x" * 50,)])
     assert "[red]" in out.getvalue()
-    assert out.getvalue().count("x") == 50
+    assert "x" * 50 in out.getvalue()
 
 
 def test_work_of_a_moment_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,8 +102,10 @@ def export(
 
 def _read(agent: Agent, text: str | None, max_new_tokens: int) -> Turn:
     """The turn to hand off; ``text`` is None where the shared preamble is all there is."""
-    turn = agent.run(text or "Go on.", max_new_tokens=max(1, max_new_tokens))
-    if max_new_tokens > 0 or text is None:
+    if text is None:
+        return agent.run("Go on.", max_new_tokens=1)
+    turn = agent.run(text, max_new_tokens=max(1, max_new_tokens))
+    if max_new_tokens > 0:
         return turn
     # The one token that was sampled was never fed: without it an empty answer is left, with the
     # whole context computed and nothing pending.

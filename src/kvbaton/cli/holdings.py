@@ -23,7 +23,7 @@ from kvbaton.wire.manifest import parse_manifest, unwrap
 from kvbaton.wire.prefix import parse_prefix
 from kvbaton.wire.transcript import parse_transcript
 
-OTHER_KEY = "or the store was filled with another key of the same trust domain"
+OTHER_KEY = "the store may have been filled with another key of this trust domain"
 
 
 def read_manifest(store: Store, baton: str) -> Manifest:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, JustifyMethod
@@ -46,14 +46,18 @@ _SPOOFS = frozenset(
 """Characters that turn the direction of text or break lines where nobody sees it."""
 
 
+_UNFOLDED = 10_000
+"""Columns of a table that is never folded."""
+
+
 class _Terminal(Console):
     """A console that leaves it to ``main`` what a reader who went away means.
 
     Where nobody looks at columns, lines are as long as they need to be.
     """
 
-    def __init__(self, file: TextIO) -> None:
-        width = None if file.isatty() else 10_000
+    def __init__(self, file: IO[str], *, unfolded: bool = False) -> None:
+        width = _UNFOLDED if unfolded or not file.isatty() else None
         super().__init__(file=file, soft_wrap=True, highlight=False, width=width)
 
     def on_broken_pipe(self) -> NoReturn:
@@ -227,16 +231,17 @@ def print_table(
 ) -> None:
     """Print rows under headings (none: without a head); cells are shown as they are.
 
-    ``right`` has one letter per column: ``r`` where numbers are set flush right.
+    Nothing is folded or cut off, so that an id can be copied from any terminal.  ``right`` has one
+    letter per column: ``r`` where numbers are set flush right.
     """
     table = Table(box=None, pad_edge=False, show_header=any(headings))
     flush = right.ljust(len(headings))
     for heading, side in zip(headings, flush, strict=False):
         justify: JustifyMethod = "right" if side == "r" else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(heading, justify=justify)
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    console.print(table)
+    _Terminal(console.file, unfolded=True).print(table)
 
 
 def bytes_text(count: int) -> str:

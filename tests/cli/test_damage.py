@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.cli.conftest import Cli, Exported, Result
+
+from kvbaton.cli.verification import Examination
+from kvbaton.seals import local_domain
+from kvbaton.stores import open_store
 
 GO_ON = ("--dtype", "float32", "--instruction", "Go on", "--max-new-tokens", "2", "--json")
 
@@ -200,3 +208,35 @@ def test_one_baton_or_all(cli: Cli, exported: Exported) -> None:
     place = ("--store", exported.store)
     assert cli("verify", *place).code == 3
     assert cli("verify", exported.baton, "--all", *place).code == 3
+
+
+@pytest.fixture(scope="module")
+def copy(master: Exported, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A store for many examples, each of which mends what it breaks."""
+    store = tmp_path_factory.mktemp("copy") / "store"
+    shutil.copytree(master.store, store)
+    return replace(master, store=store)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_is_found(copy: Exported, home_folder: Path, data: st.DataObject) -> None:
+    """Whatever bit of manifest, transcript or segments is flipped: one fault, in that object."""
+    files = [p for kind in ("batons", "transcripts", "segments") for p in copy.files(kind)]
+    path = data.draw(st.sampled_from(files), label="file")
+    whole = path.read_bytes()
+    offset = data.draw(st.integers(0, len(whole) - 1), label="offset")
+    bit = 1 << data.draw(st.integers(0, 7), label="bit")
+    try:
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
+        domain = local_domain(home_folder / "data" / "domains")
+        found = Examination(open_store(copy.store), domain)
+        found.baton(copy.baton)
+    finally:
+        path.write_bytes(whole)
+    (fault,) = found.faults
+    assert fault.object.endswith(path.name)
+    assert fault.error.at.startswith("$")
+    assert found.exit_code == 8
+    if fault.start is not None and fault.stop is not None:
+        assert fault.start <= offset < fault.stop

@@ -69,6 +69,8 @@ class Agent:
         Tool descriptions, as chat templates take them.
     stream
         Store full segments while decoding, so that a hand-off has only the tail left to do.
+    deadline_s
+        Seconds to the first token of a take, where the call names none.
     log
         Called with every receipt.
     """
@@ -83,11 +85,12 @@ class Agent:
         preamble: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stream: bool = True,
+        deadline_s: float = DEADLINE_S,
         log: Log | None = None,
     ) -> None:
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
-        self.stream, self.log = stream, log
+        self.stream, self.deadline_s, self.log = stream, deadline_s, log
         self.conversation: Conversation | None = None
 
     def forget(self) -> None:
@@ -170,7 +173,7 @@ class Agent:
         if not found:
             return None
         room = self._room(wanted, tokens, how)
-        taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=DEADLINE_S)
+        taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=self.deadline_s)
         cache = account.enter(taken)
         if cache is not None:
             account.reasons = (
@@ -258,7 +261,7 @@ class Agent:
         *,
         messages: Messages | None = None,
         mode: Mode | str | None = None,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float | None = None,
         strict: bool = False,
         minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
         **options: Any,
@@ -278,7 +281,8 @@ class Agent:
         mode
             The baton's own mode by default.
         deadline_s
-            Seconds to the first token; past it, what is left is prefilled as text.
+            Seconds to the first token, the agent's own by default; past it, what is left is
+            prefilled as text.
         strict
             Raise instead of falling back.
         minimum
@@ -295,11 +299,11 @@ class Agent:
         EmptyInput
             The receiver adds no tokens.
         """
-        how = _decoding(options)
-        clock = Clock()
+        how, clock = _decoding(options), Clock()
+        limit_s = self.deadline_s if deadline_s is None else deadline_s
         try:
             with clock.phase("get"):
-                opened = self.relay.open(baton, deadline_s=deadline_s)
+                opened = self.relay.open(baton, deadline_s=limit_s)
         except (NotTrusted, BatonUnavailable) as error:
             if messages is None or strict:
                 raise
@@ -308,7 +312,7 @@ class Agent:
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
         account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
         wanted = self._prompt_for(opened, instruction, messages, account)
-        taken = self._take_kv(opened, wanted, how, account, deadline_s, FidelityClass(minimum))
+        taken = self._take_kv(opened, wanted, how, account, limit_s, FidelityClass(minimum))
         if strict and account.route is Route.TEXT:
             reason = account.reasons[0]
             raise BatonRefused(

@@ -55,6 +55,8 @@ class Engine(ABC):
     """
 
     name: str
+    device: Any
+    tokenizer: Any
     layout: KVLayout
     function: FunctionId
     producer: tuple[tuple[str, str], ...]

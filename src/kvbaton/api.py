@@ -331,5 +331,6 @@ class Agent(agent.Agent):
             preamble=preamble,
             tools=tools,
             stream=stream,
+            deadline_s=settings.from_environment().deadline_s,
             log=log or receipt_log(),
         )

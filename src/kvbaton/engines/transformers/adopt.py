@@ -3,10 +3,12 @@
 What the library knows of a cache is columns: one per position and sequence, padding included.
 What leaves here is sequences: valid tokens only, counted from 0.  Nothing is believed: the first
 layer is computed again and must agree with the ids at the positions that follow from the mask.
+(A first layer with a window shows its window only.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -87,7 +89,8 @@ def adopt(
     if not isinstance(engine, TransformersEngine):
         raise InputError("only an engine for transformers can read a cache of transformers")
     rows = as_rows(ids)
-    found = cache if isinstance(cache, Cache) else compat.returned_cache(cache)
+    engine.require_known([int(rows.min()), int(rows.max())])
+    found = cache if isinstance(cache, Cache) else compat.returned_cache(cache) or cache
     if isinstance(found, KVCache):
         adopted = [_own(found, rows, attention_mask)]
     else:
@@ -96,8 +99,14 @@ def adopt(
         adopted = [
             _sequence(engine, layers, row, rows[row], valid[row]) for row in range(len(rows))
         ]
+    fixed = max(one.cache.length for one in adopted) <= _fixed_up_to(engine)
+    if not fixed and len(adopted) > 1:
+        raise InputError(
+            "this model's RoPE table changes with the length, and a batch has one for all",
+            hint="run long sequences one by one",
+        )
     for one in adopted:
-        _prove(engine, one)
+        _prove(engine, one, positions=fixed)
     return adopted
 
 
@@ -243,17 +252,22 @@ def _pick(tensor: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(2, columns.to(tensor.device))
 
 
-def _prove(engine: TransformersEngine, adopted: Adopted) -> None:
-    """Require that layer 0 holds the ids at their positions."""
+def _prove(engine: TransformersEngine, adopted: Adopted, *, positions: bool) -> None:
+    """Require that layer 0 holds the ids, and at their positions, as far as it holds any."""
     cache = adopted.cache
     spec, state = engine.layout.layers[0], cache.layers[0]
     count = state.end - state.begin
     first = cache.length - count
-    rope = engine.layout.ropes[spec.rope]
-    expected = engine.first_layer(adopted.ids[first : cache.length], first)
     first_layer.belongs(
         cache.layer_view(0, first, count),
-        expected,
+        engine.first_layer(adopted.ids[first : cache.length], first),
         first=first,
-        rotary_dim=0 if rope.kind in identity.STATEFUL_ROPE else rope.rotary_dim,
+        rotary_dim=engine.layout.ropes[spec.rope].rotary_dim if positions else 0,
     )
+
+
+def _fixed_up_to(engine: TransformersEngine) -> float:
+    """Number of positions up to which no RoPE table changes with the length."""
+    changing = [r for r in engine.layout.ropes if r.kind in identity.STATEFUL_ROPE]
+    limits = [dict(r.parameters).get("original_max_position_embeddings") for r in changing]
+    return min((float(str(n or engine.max_tokens)) for n in limits), default=math.inf)

@@ -17,7 +17,7 @@ from kvbaton.engines.transformers.cache import KVCache
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.engines.transformers.slot import CacheSlot, integer_view
 from kvbaton.engines.transformers.weights import WeightWatch
-from kvbaton.errors import EmptyInput, OutOfMemory, WindowExceeded
+from kvbaton.errors import EmptyInput, InputError, OutOfMemory, WindowExceeded
 from kvbaton.types import (
     ExportedLayer,
     FunctionId,
@@ -76,6 +76,7 @@ class TransformersEngine(Engine):
         self.layout = layout.build_layout(model, self.dtype)
         self.chat = ChatFormat(tokenizer, generation_config=model.generation_config)
         self.max_tokens = int(model.config.max_position_embeddings)
+        self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self.default_room = 512
         self.prefill_tokens_per_s = 0.0
         self.deterministic, self._threads = deterministic, threads
@@ -154,6 +155,7 @@ class TransformersEngine(Engine):
         """Feed ``ids`` behind the cache; float32 logits ``[vocab]`` of the last position."""
         if not ids:
             raise EmptyInput("there is nothing to feed to the model")
+        self.require_known(ids)
         if cache.length + len(ids) > self.max_tokens:
             raise WindowExceeded(
                 f"{cache.length + len(ids)} tokens do not fit the model's window of "
@@ -169,6 +171,12 @@ class TransformersEngine(Engine):
         if logits is None:
             raise EmptyInput("there is nothing to feed to the model")
         return logits
+
+    def require_known(self, ids: Sequence[int]) -> None:
+        """Raise ``InputError`` for an id that the model has no embedding for."""
+        if min(ids) < 0 or max(ids) >= self.vocabulary:
+            strange = next(i for i in ids if not 0 <= i < self.vocabulary)
+            raise InputError(f"id {strange} is none of the model's {self.vocabulary}")
 
     def _chunks(self, start: int, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         """All ids at once, or cut at absolute multiples of the chunk."""

@@ -147,11 +147,15 @@ def template_digest(tokenizer: Any) -> str:
     return digest_of(getattr(tokenizer, "chat_template", None) or "")
 
 
-def config_digest(config: Any) -> str:
-    """Digest of the configuration without names, versions, and what other parts cover."""
+def config_facts(config: Any) -> dict[str, Any]:
+    """What the configuration says of the function: no names or versions, nothing of other parts."""
     left_out = _VOLATILE | _NOT_INFERENCE
-    plain = {k: v for k, v in config.to_dict().items() if k not in left_out and v is not None}
-    return digest_of(plain)
+    return {k: v for k, v in config.to_dict().items() if k not in left_out and v is not None}
+
+
+def config_digest(config: Any) -> str:
+    """Digest of what the configuration says of the function."""
+    return digest_of(config_facts(config))
 
 
 def rope_digest(ropes: tuple[RopeSpec, ...]) -> str:

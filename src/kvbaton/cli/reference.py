@@ -106,7 +106,7 @@ def _wrapped(path: str, words: list[str]) -> Iterator[str]:
 def _spelling(parameter: Any) -> str:
     """``--store URL``, ``--json``, ``ID``."""
     if not _is_option(parameter):
-        return str(parameter.metavar or parameter.name.upper())
+        return str(parameter.metavar or parameter.name.upper()).strip("[]")
     name = max(parameter.opts, key=len)
     return str(name) if parameter.is_flag else f"{name} {parameter.metavar or 'VALUE'}"
 

@@ -89,7 +89,8 @@ class RopeSpec:
     """Rotary position embedding of one or more layers.
 
     ``base`` and ``attention_factor`` are unitless; ``parameters`` holds the scaling parameters
-    sorted by name; ``table`` is the BLAKE3 digest (hex) of the float32 inverse frequencies.
+    sorted by name; ``table`` is a BLAKE3 digest (hex) that identifies the inverse frequencies, the
+    same on every machine.
     """
 
     kind: str

@@ -114,7 +114,10 @@ def _window_of(index: int, layer: Any) -> int:
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Inverse frequencies ``[rotary_dim / 2]`` float32 of one RoPE, its kind and its factor."""
+    """Inverse frequencies ``[rotary_dim / 2]`` float32 of one RoPE, its kind and its factor.
+
+    ``as_configured`` says that the table is the one which kind, base and parameters give.
+    """
 
     layer_type: str
     kind: str
@@ -122,6 +125,7 @@ class RopeTable:
     attention_factor: float
     base: float
     parameters: dict[str, Any]
+    as_configured: bool
 
 
 _TABLE_NAMES = (("rotary_emb", ""), ("rotary_emb_local", "sliding_attention"))
@@ -139,34 +143,50 @@ def rope_tables(model: Any, config: Any) -> list[RopeTable]:
     return found
 
 
-def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]:
-    buffers = dict(module.named_buffers())
-    if "inv_freq" in buffers:
-        inv_freq = buffers.get("original_inv_freq", getattr(module, "original_inv_freq", None))
-        table = buffers["inv_freq"] if inv_freq is None else inv_freq
-        yield _table(layer_type, str(module.rope_type), table, module.attention_scaling, config)
-        return
-    for name in sorted(n for n in buffers if n.endswith("_original_inv_freq")):
-        kind = name.removesuffix("_original_inv_freq")
-        factor = getattr(module, f"{kind}_attention_scaling")
-        yield _table(kind, str(module.rope_type[kind]), buffers[name], factor, config)
-
-
+_TABLE_NOISE = 1e-5
+"""Relative difference that processors may make to a table: they raise to powers differently."""
 _ELSEWHERE = ("rope_type", "type", "partial_rotary_factor", "rope_theta")
-"""Parameters that the table, its size or its base already state."""
+"""Parameters that the table's kind, its size or its base already state."""
 
 
-def _table(layer_type: str, kind: str, table: Any, factor: Any, config: Any) -> RopeTable:
-    parameters = _rope_parameters(config, layer_type)
-    base = parameters.get("rope_theta")
-    if base is None:
-        base = _legacy_base(config, layer_type)
-    if kind == "longrope":  # from 5.0 on among the parameters, before beside them
-        length = getattr(config, "original_max_position_embeddings", None)
-        parameters.setdefault("original_max_position_embeddings", length)
-    kept = {k: v for k, v in parameters.items() if v is not None and k not in _ELSEWHERE}
-    inv_freq = table.detach().to("cpu", torch.float32)
-    return RopeTable(layer_type, kind, inv_freq, float(factor), float(base), kept)
+def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]:
+    fresh = _original_tables(type(module)(module.config))
+    for prefix, inv_freq in sorted(_original_tables(module).items()):
+        where = prefix.removesuffix("_") or layer_type
+        kind = module.rope_type[where] if prefix else module.rope_type
+        factor = torch.tensor(getattr(module, f"{prefix}attention_scaling"), dtype=torch.float32)
+        parameters = _rope_parameters(config, where)
+        base = parameters.get("rope_theta")
+        if kind == "longrope":  # from 5.0 on among the parameters, before beside them
+            length = getattr(config, "original_max_position_embeddings", None)
+            parameters.setdefault("original_max_position_embeddings", length)
+        yield RopeTable(
+            layer_type=where,
+            kind=str(kind),
+            inv_freq=inv_freq,
+            attention_factor=float(factor),
+            base=_legacy_base(config, where) if base is None else float(base),
+            parameters={
+                k: v for k, v in parameters.items() if v is not None and k not in _ELSEWHERE
+            },
+            as_configured=torch.allclose(inv_freq, fresh[prefix], rtol=_TABLE_NOISE, atol=0),
+        )
+
+
+def _original_tables(module: Any) -> dict[str, torch.Tensor]:
+    """Inverse frequencies in float32 on the host, as they are before any length has changed them.
+
+    By prefix of their names: empty, or a layer type with an underscore.
+    """
+    suffix = "inv_freq"
+    names = [n for n, _ in module.named_buffers() if n.endswith(suffix) and "original" not in n]
+    prefixes = [name.removesuffix(suffix) for name in names]
+    return {
+        prefix: getattr(module, f"{prefix}original_{suffix}", getattr(module, prefix + suffix))
+        .detach()
+        .to("cpu", torch.float32)
+        for prefix in prefixes
+    }
 
 
 def _rope_parameters(config: Any, layer_type: str) -> dict[str, Any]:

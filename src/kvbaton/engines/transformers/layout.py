@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from kvbaton.engines.transformers import compat
+from kvbaton.engines.transformers import compat, identity
 from kvbaton.errors import UnsupportedLayout
 from kvbaton.types import KVLayout, LayerKind, LayerLayout, Pairing, RopeSpec
 
@@ -203,16 +203,32 @@ def _rope_index(tables: list[compat.RopeTable], config: Any, layer: int) -> int:
 
 
 def _rope_spec(table: compat.RopeTable, pairing: Pairing) -> RopeSpec:
-    parameters = tuple(
-        (name, tuple(float(x) for x in value) if isinstance(value, list | tuple) else value)
-        for name, value in sorted(table.parameters.items())
-    )
+    parameters = tuple((name, _plain(value)) for name, value in sorted(table.parameters.items()))
     return RopeSpec(
         kind=table.kind,
         pairing=pairing,
         rotary_dim=2 * table.inv_freq.numel(),
         base=table.base,
         attention_factor=table.attention_factor,
-        table=blake3(table.inv_freq.contiguous().numpy().tobytes()).hexdigest(),
+        table=_table_digest(table, parameters),
         parameters=parameters,
     )
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as it is compared: 8 and 8.0 are one number, however a configuration says it."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return float(value)
+    return tuple(float(x) for x in value) if isinstance(value, list | tuple) else value
+
+
+def _table_digest(table: compat.RopeTable, parameters: tuple[tuple[str, Any], ...]) -> str:
+    """Identity of a table: what determines it, or its numbers where they are others.
+
+    The last bits of the numbers depend on the processor that computed them.
+    """
+    if not table.as_configured:
+        return str(blake3(table.inv_freq.contiguous().numpy().tobytes()).hexdigest())
+    return identity.digest_of([table.kind, table.base, table.inv_freq.numel(), parameters])

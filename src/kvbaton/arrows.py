@@ -10,8 +10,8 @@ from dataclasses import replace
 from threading import Event
 
 from kvbaton import codecs
-from kvbaton.errors import StoreTimeout
-from kvbaton.reasons import located
+from kvbaton.errors import KvbatonError, StoreTimeout
+from kvbaton.reasons import placed
 from kvbaton.stores import Reader
 from kvbaton.types import (
     AlignedLayer,
@@ -25,6 +25,7 @@ from kvbaton.types import (
     VerifiedLayer,
 )
 from kvbaton.wire import segment
+from kvbaton.wire.structure import tensor_prefix
 
 Opened = tuple[int, Reader, SegmentHeader]
 """Index in the manifest, open segment file, checked header."""
@@ -60,8 +61,11 @@ def get_layers(opened: Sequence[Opened], abandoned: Event) -> Iterator[tuple[int
         if abandoned.is_set():
             raise StoreTimeout("the take was abandoned")
         data = private[: part.stop - part.start]
-        with located(f"$.segments[{index}]"):
+        try:
             reader.read_into(header.body_start + part.start, data)
+        except KvbatonError as error:
+            placed(error, _at(index))
+            raise
         yield index, FetchedLayer(header, part, data)
 
 
@@ -70,35 +74,74 @@ def verify_layers(
 ) -> Iterator[tuple[int, VerifiedLayer]]:
     """Only bytes with the promised digest pass; they are hashed where nobody else can write."""
     for index, part in fetched:
-        with located(f"$.segments[{index}]"):
+        try:
             segment.verify_range(part.header, part.range, part.data)
+        except KvbatonError as error:
+            placed(error, _at(index))
+            raise
         yield index, VerifiedLayer(part.header, part.range, part.data)
 
 
 def decode_layers(verified: Iterable[tuple[int, VerifiedLayer]]) -> Iterator[DecodedLayer]:
     """Tensors again, by the codec chains that each segment's header names."""
-    chains: dict[tuple[int, int], codecs.CodecChain] = {}
+    decoders: dict[int, _Decoder] = {}
     for index, part in verified:
-        with located(f"$.segments[{index}]"):
-            yield _decode_one(index, part, chains)
+        try:
+            decoder = decoders.get(index)
+            if decoder is None:
+                decoder = decoders[index] = _Decoder(part.header)
+            decoded = decoder(part)
+        except KvbatonError as error:
+            placed(error, _at(index))
+            raise
+        yield decoded
 
 
-def _decode_one(
-    index: int, part: VerifiedLayer, chains: dict[tuple[int, int], codecs.CodecChain]
-) -> DecodedLayer:
-    header, run = part.header, part.range.run
-    spec = header.layout.layers[part.range.layer]
-    tensors = []
-    stored = _by_tensor(segment.encoded_layer(header, part.range, part.data))
-    for name, codec, dim in (
-        ("k", part.range.k_codec, spec.k_dim),
-        ("v", part.range.v_codec, spec.v_dim),
-    ):
-        if (index, codec) not in chains:
-            chains[index, codec] = codecs.chain_from_json(header.codecs[codec], codecs.CODECS)
-        shape = (spec.kv_heads, run.count, dim)
-        tensors.append(chains[index, codec].decode(stored[name], header.layout.dtype, shape))
-    return DecodedLayer(header.span, part.range.layer, run, tensors[0], tensors[1])
+def _at(index: int) -> str:
+    return f"$.segments[{index}]"
+
+
+class _Decoder:
+    """Decodes the layers of one segment: its codec chains are built and its tensors found once."""
+
+    def __init__(self, header: SegmentHeader) -> None:
+        self._header = header
+        self._chains: dict[int, codecs.CodecChain] = {}
+        self._places = dict(_places(header))
+
+    def __call__(self, part: VerifiedLayer) -> DecodedLayer:
+        place, data = part.range, part.data
+        spec = self._header.layout.layers[place.layer]
+        stored: dict[str, dict[str, memoryview]] = {"k": {}, "v": {}}
+        for name, suffix, start, stop in self._places[place.layer]:
+            stored[name][suffix] = data[start:stop]
+        heads, count, dtype = spec.kv_heads, place.run.count, self._header.layout.dtype
+        keys = self._chain(place.k_codec).decode(stored["k"], dtype, (heads, count, spec.k_dim))
+        values = self._chain(place.v_codec).decode(stored["v"], dtype, (heads, count, spec.v_dim))
+        return DecodedLayer(self._header.span, place.layer, place.run, keys, values)
+
+    def _chain(self, codec: int) -> codecs.CodecChain:
+        chain = self._chains.get(codec)
+        if chain is None:
+            described = self._header.codecs[codec]
+            chain = self._chains[codec] = codecs.chain_from_json(described, codecs.CODECS)
+        return chain
+
+
+def _places(header: SegmentHeader) -> Iterator[tuple[int, list[tuple[str, str, int, int]]]]:
+    """By layer: tensor (``k``, ``v``), suffix, and bytes within the layer of all that is stored.
+
+    Ranges partition the body and both they and the tensors ascend, so one pass is enough.
+    """
+    tensors, position = header.tensors, 0
+    for part in header.ranges:
+        found, skip = [], len(tensor_prefix(part.layer))
+        while position < len(tensors) and tensors[position].start < part.stop:
+            tensor = tensors[position]
+            name, _, suffix = tensor.name[skip:].partition(".")
+            found.append((name, suffix, tensor.start - part.start, tensor.stop - part.start))
+            position += 1
+        yield part.layer, found
 
 
 def align_layers(decoded: Iterable[DecodedLayer], tokens: int) -> Iterator[AlignedLayer]:
@@ -112,12 +155,3 @@ def align_layers(decoded: Iterable[DecodedLayer], tokens: int) -> Iterator[Align
             yield AlignedLayer(
                 part.span, part.layer, run, part.keys[:, :count], part.values[:, :count]
             )
-
-
-def _by_tensor(layer: EncodedLayer) -> dict[str, dict[str, memoryview]]:
-    """Stored bytes by tensor (``k``, ``v``) and then by suffix."""
-    stored: dict[str, dict[str, memoryview]] = {}
-    for tensor in layer.tensors:
-        name, _, suffix = tensor.name.partition(".")
-        stored.setdefault(name, {})[suffix] = tensor.data
-    return stored

@@ -24,9 +24,15 @@ def located(at: str) -> Iterator[None]:
     try:
         yield
     except KvbatonError as error:
-        if not error.at.startswith(at):
-            error.at = at + error.at.removeprefix("$")
+        placed(error, at)
         raise
+
+
+def placed(error: KvbatonError, at: str) -> KvbatonError:
+    """The same error, its path prefixed with the place of the segment in the manifest."""
+    if not error.at.startswith(at):
+        error.at = at + error.at.removeprefix("$")
+    return error
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbaton.errors import Fault, FormatError, InputError
@@ -107,10 +108,18 @@ class CodecChain:
                 hint="tensor-to-tensor codecs, one tensor-to-bytes codec, then bytes-to-bytes",
             )
 
-    @property
+    @cached_property
     def packer(self) -> TensorToBytes:
         """The codec in the middle."""
         return next(c for c in self.codecs if isinstance(c, TensorToBytes))
+
+    @cached_property
+    def _before(self) -> tuple[TensorToTensor, ...]:
+        return tuple(c for c in self.codecs if isinstance(c, TensorToTensor))
+
+    @cached_property
+    def _behind(self) -> tuple[BytesToBytes, ...]:
+        return tuple(c for c in self.codecs if isinstance(c, BytesToBytes))
 
     @property
     def fidelity(self) -> Fidelity:
@@ -123,9 +132,8 @@ class CodecChain:
 
     def encode(self, name: str, tensor: torch.Tensor) -> tuple[StoredTensor, ...]:
         """Stored tensors of ``tensor``, named ``name`` and ``name.suffix``, sorted."""
-        for codec in self.codecs:
-            if isinstance(codec, TensorToTensor):
-                tensor = codec.forward(tensor)
+        for codec in self._before:
+            tensor = codec.forward(tensor)
         packed = self.packer.pack(tensor)
         return tuple(
             StoredTensor(_joined(name, suffix), t.dtype, t.shape, self._squeezed(t.data))
@@ -133,22 +141,20 @@ class CodecChain:
         )
 
     def _squeezed(self, data: memoryview) -> memoryview:
-        for codec in self.codecs:
-            if isinstance(codec, BytesToBytes):
-                data = codec.squeeze(data)
+        for codec in self._behind:
+            data = codec.squeeze(data)
         return data
 
     def decode(self, stored: Mapping[str, memoryview], dtype: str, shape: Shape) -> torch.Tensor:
         """The tensor again from its stored bytes by suffix."""
-        if any(isinstance(codec, BytesToBytes) for codec in self.codecs):
+        if self._behind:
             stored = {
                 suffix: self._expanded(suffix, data, dtype, shape)
                 for suffix, data in stored.items()
             }
         tensor = self.packer.unpack(stored, dtype, shape)
-        for codec in reversed(self.codecs):
-            if isinstance(codec, TensorToTensor):
-                tensor = codec.inverse(tensor)
+        for codec in reversed(self._before):
+            tensor = codec.inverse(tensor)
         return tensor
 
     def _expanded(self, suffix: str, data: memoryview, dtype: str, shape: Shape) -> memoryview:
@@ -158,9 +164,8 @@ class CodecChain:
 
         wanted = self.packer.storage(dtype, shape)[suffix]
         limit = prod(wanted.shape) * DTYPE_BYTES[wanted.dtype]
-        for codec in reversed(self.codecs):
-            if isinstance(codec, BytesToBytes):
-                data = codec.expand(data, limit)
+        for codec in reversed(self._behind):
+            data = codec.expand(data, limit)
         return data
 
 

@@ -13,6 +13,10 @@ from kvbaton.types import AlignedLayer, KVLayout, LayerKind
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def _at(layer: int) -> str:
+    return f"$.layers[{layer}]"
+
+
 def integer_view(tensor: torch.Tensor) -> np.ndarray:
     """The same memory as integers of the same width: numpy knows no bfloat16."""
     return tensor.view(_AS_INTEGERS[tensor.element_size()]).numpy()
@@ -61,30 +65,28 @@ class CacheSlot(Slot):
         return views
 
     def _check(self, part: AlignedLayer) -> None:
-        at = f"$.layers[{part.layer}]"
-        if not 0 <= part.layer < len(self._layout.layers):
+        layer, run = part.layer, part.run
+        if not 0 <= layer < len(self._layout.layers):
             raise FormatError(
-                f"the model has no layer {part.layer}", fault=Fault.OUT_OF_RANGE, at=at
+                f"the model has no layer {layer}", fault=Fault.OUT_OF_RANGE, at=_at(layer)
             )
-        if part.run.first != self._next[part.layer] or part.run.stop > self._tokens:
+        if run.first != self._next[layer] or run.stop > self._tokens:
             raise FormatError(
-                f"layer {part.layer} goes on at position {part.run.first} instead of "
-                f"{self._next[part.layer]}",
+                f"layer {layer} goes on at position {run.first} instead of {self._next[layer]}",
                 fault=Fault.RANGES,
-                at=at,
+                at=_at(layer),
             )
-        spec, state = self._layout.layers[part.layer], self._cache.layers[part.layer]
-        wanted = (
-            (spec.kv_heads, part.run.count, spec.k_dim),
-            (spec.kv_heads, part.run.count, spec.v_dim),
-        )
-        got = tuple(part.keys.shape), tuple(part.values.shape)
-        if got != wanted or part.keys.dtype != state.dtype or part.values.dtype != state.dtype:
+        spec, dtype = self._layout.layers[layer], self._cache.layers[layer].dtype
+        k_shape = (spec.kv_heads, run.count, spec.k_dim)
+        v_shape = (spec.kv_heads, run.count, spec.v_dim)
+        keys, values = part.keys, part.values
+        same = keys.shape == k_shape and values.shape == v_shape
+        if not (same and keys.dtype == dtype and values.dtype == dtype):
             raise FormatError(
-                f"layer {part.layer} has K {got[0]} and V {got[1]} in {part.keys.dtype} instead of "
-                f"{wanted[0]} and {wanted[1]} in {state.dtype}",
+                f"layer {layer} has K {tuple(keys.shape)} and V {tuple(values.shape)} in "
+                f"{keys.dtype} and {values.dtype} instead of {k_shape} and {v_shape} in {dtype}",
                 fault=Fault.SHAPE_MISMATCH,
-                at=at,
+                at=_at(layer),
             )
 
     def finish(self) -> KVCache:
@@ -94,7 +96,7 @@ class CacheSlot(Slot):
                 raise FormatError(
                     f"layer {layer} lacks {missing} of its positions",
                     fault=Fault.RANGES,
-                    at=f"$.layers[{layer}]",
+                    at=_at(layer),
                 )
         for state in self._cache.layers:
             state.filled(self._tokens)

@@ -1,0 +1,296 @@
+"""Running a pipeline: one agent after the other, by baton or by text, or by both to compare."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from kvbaton import triggers
+from kvbaton.agent import DEADLINE_S, Agent
+from kvbaton.context import Context
+from kvbaton.conversation import Turn
+from kvbaton.decoding import Decoding
+from kvbaton.engines.base import Engine
+from kvbaton.engines.transformers.sampling import Sampling
+from kvbaton.errors import EmptyInput, InputError, StoreError
+from kvbaton.pipelines.by_text import TextRelay, answer_by_text, warm_up
+from kvbaton.pipelines.result import PipelineResult, TextTurn, TurnResult
+from kvbaton.pipelines.schema import (
+    ANSWERS,
+    DTYPES,
+    INPUT,
+    AgentSpec,
+    ContextSpec,
+    Edge,
+    HandOffWhen,
+    Pipeline,
+)
+from kvbaton.relay import Relay
+from kvbaton.seals import TrustDomain
+from kvbaton.stores import Store
+from kvbaton.types import Baton, Reason, ReasonCode
+from kvbaton.wire.digests import DomainKeys
+
+RouteChoice = Literal["auto", "baton", "text"]
+"""``auto``: the baton wherever it can be used; ``baton``: that or an error; ``text``: never."""
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Called with the name of an event and its facts.
+
+Those of the relay, and ``turn-started`` (``agent``, ``sender``), ``turn-ended`` (``turn``, a
+``TurnResult`` still without its text route), ``handed-off`` (``sender``, ``receiver``,
+``baton``), ``text-started`` (``agent``) and ``compared`` (``turn``).
+"""
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    engine: Engine,
+    store: Store,
+    *,
+    route: RouteChoice = "auto",
+    compare: bool = False,
+    domain: TrustDomain | None = None,
+    observer: Observer | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> PipelineResult:
+    """Run a pipeline's agents in their order.
+
+    Parameters
+    ----------
+    pipeline
+        From ``load_pipeline``, with its document.
+    engine
+        The model that all agents share.
+    store
+        Where batons and segments go; by route ``text`` it is never asked.
+    route
+        ``auto`` takes the baton wherever it can be used; ``baton`` raises where it cannot;
+        ``text`` lets every agent prefill everything.
+    compare
+        Let each agent also answer the same prompt ids by text, in the same run.
+    domain
+        The trust domain; without one, a domain with a secret of its own that ends with the run.
+    observer
+        Is told of events as they happen.
+    deadline_s
+        Seconds to the first token of each take.
+
+    Raises
+    ------
+    EmptyInput
+        The pipeline reads an input, and has no document.
+    WindowExceeded
+        A prompt does not fit the model's window.
+    BatonRefused, StoreError
+        By route ``baton``: a baton could not be used, or not be stored.
+    """
+    if route not in get_args(RouteChoice):
+        raise InputError(f"there is no route {route!r}", hint="auto, baton or text")
+    if pipeline.reads_input and not pipeline.document.strip():
+        raise EmptyInput("the pipeline reads an input, and has no document")
+    run = _Run(
+        pipeline=pipeline,
+        engine=engine,
+        store=store,
+        domain=domain or _passing_domain(),
+        route=route,
+        compare=compare,
+        observe=observer or (lambda event, facts: None),
+        deadline_s=deadline_s,
+    )
+    if compare:
+        warm_up(engine)
+    turns = tuple(run.turn_of(agent) for agent in pipeline.agents)
+    dtype = next(name for name, stored in DTYPES.items() if stored == engine.layout.dtype)
+    return PipelineResult(pipeline.name, engine.name, dtype, turns)
+
+
+def _passing_domain() -> TrustDomain:
+    return TrustDomain("run", DomainKeys(secrets.token_bytes(32)))
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A baton on its way to one receiver."""
+
+    baton: Baton
+    seconds: float
+    bytes_deduplicated: int
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass
+class _Run:
+    """One run of a pipeline; batons and answers pile up as it goes."""
+
+    pipeline: Pipeline
+    engine: Engine
+    store: Store
+    domain: TrustDomain
+    route: RouteChoice
+    compare: bool
+    observe: Observer
+    deadline_s: float
+    answers: dict[str, str] = field(default_factory=dict)
+    passed: dict[str, _Passed] = field(default_factory=dict)
+    stored_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.text_relay = TextRelay(self.engine, self.domain)
+        self.relay = Relay(self.engine, self.store, self.domain, observer=self._overhear)
+        preamble = self.pipeline.context
+        self.preamble = _preamble(preamble, self.pipeline.document) if preamble else None
+
+    def _overhear(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event == "segment-stored":
+            self.stored_bytes += facts["bytes"]
+        self.observe(event, facts)
+
+    # -- a turn ---------------------------------------------------------------------------------
+
+    def turn_of(self, spec: AgentSpec) -> TurnResult:
+        """Run or take, hand off to whoever comes next, and answer by text where that is asked."""
+        edge = self.pipeline.edge_to(spec.name)
+        self.observe("turn-started", {"agent": spec.name, "sender": edge.sender if edge else ""})
+        how = self._decoding(spec)
+        self.stored_bytes = 0
+        started = time.perf_counter()
+        turn = self._answer(spec, edge, how)
+        turn_s = time.perf_counter() - started
+        self.answers[spec.name] = turn.text.strip()
+        result = self._result(turn, turn_s)
+        self.observe("turn-ended", {"turn": result})
+        for onward in self.pipeline.edges_from(spec.name):
+            self._pass_on(turn, onward)
+        prompt = turn.conversation.ids[: turn.receipt.context_tokens]
+        del turn  # its cache is not needed any more
+        if not self.compare:
+            return result
+        compared = self._compared(result, prompt, how)
+        self.observe("compared", {"turn": compared})
+        return compared
+
+    def _answer(self, spec: AgentSpec, edge: Edge | None, how: Decoding) -> Turn:
+        agent = self._agent(spec)
+        options = {name: getattr(how, name) for name in Decoding.__dataclass_fields__}
+        if edge is None:
+            return agent.run(self._filled(spec.task), **options)
+        return agent.take(
+            self.passed[spec.name].baton,
+            self._said(spec, edge),
+            strict=self.route == "baton",
+            deadline_s=self.deadline_s,
+            **options,
+        )
+
+    def _agent(self, spec: AgentSpec) -> Agent:
+        by_text = self.route == "text"
+        hands_off = bool(self.pipeline.edges_from(spec.name))
+        return Agent(
+            spec.name,
+            self.engine,
+            self.text_relay if by_text else self.relay,
+            system=spec.system or None,
+            preamble=self.preamble,
+            stream=hands_off and not by_text,
+        )
+
+    def _decoding(self, spec: AgentSpec) -> Decoding:
+        onward = self.pipeline.edges_from(spec.name)
+        drawn = spec.sampling
+        seed = drawn.seed
+        if seed is None and drawn.temperature > 0:
+            seed = secrets.randbelow(2**63)  # both routes draw alike
+        return Decoding(
+            max_new_tokens=spec.max_new_tokens,
+            sampling=Sampling(drawn.temperature, drawn.top_p, drawn.top_k, seed),
+            stop=spec.stop,
+            hand_off_when=_triggers(onward[0].hand_off_when) if onward else (),
+        )
+
+    def _result(self, turn: Turn, turn_s: float) -> TurnResult:
+        taken = self.passed.get(turn.agent)
+        return TurnResult(
+            receipt=turn.receipt,
+            output=turn.text,
+            ids=turn.ids,
+            reasons=(taken.reasons if taken else ()) + turn.receipt.reasons,
+            bytes_deduplicated=taken.bytes_deduplicated if taken else 0,
+            handoff_s=taken.seconds if taken else 0.0,
+            turn_s=turn_s,
+        )
+
+    # -- what is said ---------------------------------------------------------------------------
+
+    def _said(self, spec: AgentSpec, edge: Edge) -> str:
+        """Instruction and task; joined answers before them, unless they have a place there."""
+        parts = [edge.instruction, spec.task]
+        if edge.join and not any(ANSWERS in part for part in parts):
+            parts.insert(0, ANSWERS)
+        said = "\n\n".join(part for part in parts if part.strip())
+        return self._filled(said, edge.join)
+
+    def _filled(self, template: str, joined: tuple[str, ...] = ()) -> str:
+        """The template with its placeholders filled; what fills them is not looked into."""
+        answers = "\n".join(f"{name}: {self.answers[name]}" for name in joined)
+        pieces = [piece.replace(ANSWERS, answers) for piece in template.split(INPUT)]
+        return self.pipeline.document.join(pieces)
+
+    # -- hand-offs ------------------------------------------------------------------------------
+
+    def _pass_on(self, turn: Turn, edge: Edge) -> None:
+        """Hand off to one receiver: a baton of its own, over segments that all of them share."""
+        started = time.perf_counter()
+        baton, reasons = self._baton_for(turn, edge)
+        seconds = time.perf_counter() - started
+        total = sum(ref.size_bytes for ref in baton.manifest.segments)
+        found = max(0, total - self.stored_bytes)
+        self.stored_bytes = 0
+        self.passed[edge.receiver] = _Passed(baton, seconds, found, reasons)
+        facts = {"sender": edge.sender, "receiver": edge.receiver, "baton": baton.id}
+        self.observe("handed-off", facts)
+
+    def _baton_for(self, turn: Turn, edge: Edge) -> tuple[Baton, tuple[Reason, ...]]:
+        """A baton in the store; one of ids only where text is asked for, or the store fails."""
+        if self.route == "text":
+            return self._handed_off(turn, edge, self.text_relay), ()
+        try:
+            return self._handed_off(turn, edge, self.relay), ()
+        except StoreError as error:
+            if self.route == "baton":
+                raise
+            reason = Reason(ReasonCode.STORE_ERROR, f"the hand-off failed: {error.sentence}")
+            return self._handed_off(turn, edge, self.text_relay), (reason,)
+
+    def _handed_off(self, turn: Turn, edge: Edge, relay: Relay) -> Baton:
+        sender = Agent(turn.agent, self.engine, relay, preamble=self.preamble)
+        return sender.hand_off(
+            turn, mode=edge.mode, instruction=edge.instruction, receiver=edge.receiver
+        )
+
+    # -- by text --------------------------------------------------------------------------------
+
+    def _compared(self, here: TurnResult, prompt: list[int], how: Decoding) -> TurnResult:
+        """The turn with its rival; a turn that reused nothing by choice is its own rival."""
+        if self.route == "text" or not (here.takes_baton or here.receipt.reused_tokens):
+            same = TextTurn(here.output, here.ids, here.ttft_s, here.turn_s, measured=False)
+            return replace(here, text=same)
+        self.observe("text-started", {"agent": here.agent})
+        rival = answer_by_text(self.engine, prompt, how)
+        text = TextTurn(rival.output, rival.ids, rival.ttft_s, rival.wall_s)
+        return replace(here, text=text)
+
+
+def _preamble(spec: ContextSpec, document: str) -> str:
+    documents = {spec.title: document} if spec.title else None
+    return Context(documents=documents, notes=spec.notes, facts=dict(spec.facts)).text
+
+
+def _triggers(moment: HandOffWhen) -> tuple[triggers.Trigger, ...]:
+    if moment.kind == "marker":
+        return (triggers.marker(moment.marker),)
+    return (triggers.tool_call(),) if moment.kind == "tool-call" else ()

@@ -1,0 +1,166 @@
+"""The receiver's arrows: what is found once per segment is what looking it up each time gives."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from tests.wire.samples import KEYS
+
+from kvbaton import codecs
+from kvbaton.arrows import (
+    decode_layers,
+    encode_layers,
+    get_layers,
+    slice_layers,
+    verify_layers,
+)
+from kvbaton.codecs.base import CodecChain, TensorToTensor
+from kvbaton.codecs.raw import Raw
+from kvbaton.errors import DigestMismatch, FormatError
+from kvbaton.stores import Key, Kind, MemoryStore
+from kvbaton.types import (
+    ExportedLayer,
+    KVLayout,
+    LayerKind,
+    LayerLayout,
+    SegmentKind,
+    SegmentSpan,
+    TokenRun,
+    VerifiedLayer,
+)
+from kvbaton.wire import segment
+
+LAYERS = (
+    LayerLayout(LayerKind.FULL, kv_heads=2, k_dim=8, v_dim=4, rope=-1),
+    LayerLayout(LayerKind.WINDOW, kv_heads=1, k_dim=4, v_dim=4, window=6, rope=-1),
+    LayerLayout(LayerKind.FULL, kv_heads=3, k_dim=4, v_dim=16, rope=-1),
+    LayerLayout(LayerKind.WINDOW, kv_heads=2, k_dim=4, v_dim=8, window=4, rope=-1),
+)
+LAYOUT = KVLayout("F32", LAYERS, ())
+
+
+def exported(span: SegmentSpan) -> list[ExportedLayer]:
+    """Random K and V of every layer that belongs into the span."""
+    kind = LayerKind.FULL if span.kind is SegmentKind.RUN else LayerKind.WINDOW
+    found = []
+    for index, spec in enumerate(LAYERS):
+        if spec.kind is kind:
+            held = span.count if kind is LayerKind.FULL else min(span.stop, spec.window - 1)
+            run = TokenRun(span.stop - held, held)
+            keys = torch.randn(spec.kv_heads, held, spec.k_dim)
+            values = torch.randn(spec.kv_heads, held, spec.v_dim)
+            found.append(ExportedLayer(span, index, run, keys, values))
+    return found
+
+
+SPANS = (SegmentSpan(0, 5), SegmentSpan(5, 3), SegmentSpan(0, 8, SegmentKind.WINDOW))
+
+
+@pytest.fixture
+def shipped() -> tuple[list[ExportedLayer], list[Any]]:
+    """What was exported, and the open segments that were made of it."""
+    store, parts, opened = MemoryStore(), [], []
+    for index, span in enumerate(SPANS):
+        layers = exported(span)
+        sealed = segment.seal_segment(
+            encode_layers(slice_layers(layers), codecs.EXACT),
+            keys=KEYS,
+            function="f0" * 32,
+            layout=LAYOUT,
+            token_digest="1" * 64,
+            prefix_key="2" * 64,
+        )
+        key = Key(Kind.SEGMENT, sealed.address)
+        store.put(key, sealed.parts)
+        opened.append((index, store.open(key), sealed.header))
+        parts.extend(layers)
+    return parts, opened
+
+
+def copies(opened: list[Any]) -> list[tuple[int, VerifiedLayer]]:
+    """Verified layers whose bytes outlive the iteration."""
+    return [
+        (index, VerifiedLayer(part.header, part.range, memoryview(bytearray(part.data))))
+        for index, part in verify_layers(get_layers(opened, Event()))
+    ]
+
+
+def test_what_goes_in_comes_out_by_layer_and_position(shipped: Any) -> None:
+    """Every exported layer is decoded bit for bit, ordered by layer and then by position."""
+    parts, opened = shipped
+    decoded = list(decode_layers(copies(opened)))
+    assert [(d.layer, d.run.first) for d in decoded] == sorted(
+        (p.layer, p.run.first) for p in parts
+    )
+    by_place = {(p.span, p.layer): p for p in parts}
+    for got in decoded:
+        want = by_place[got.span, got.layer]
+        assert got.run == want.run
+        assert torch.equal(got.keys, want.keys)
+        assert torch.equal(got.values, want.values)
+
+
+def test_places_found_once_are_those_found_each_time(shipped: Any) -> None:
+    """The decoder agrees with its slow twin, which views each layer anew and builds its chains."""
+    _, opened = shipped
+    parts = copies(opened)
+    for (_, part), fast in zip(parts, decode_layers(parts), strict=True):
+        header, place = part.header, part.range
+        slow = segment.encoded_layer(header, place, part.data)
+        spec = LAYERS[place.layer]
+        tensors = {tensor.name: tensor for tensor in slow.tensors}
+        for name, got, dim in (("k", fast.keys, spec.k_dim), ("v", fast.values, spec.v_dim)):
+            chain = codecs.chain_from_json(
+                slow.k_codec if name == "k" else slow.v_codec, codecs.CODECS
+            )
+            shape = (spec.kv_heads, place.run.count, dim)
+            want = chain.decode({"": tensors[name].data}, LAYOUT.dtype, shape)
+            assert torch.equal(got, want)
+
+
+def test_an_error_names_its_segment(shipped: Any) -> None:
+    """A flipped byte is found in the segment in which it is, whatever the order of layers."""
+    _, opened = shipped
+    fetched = get_layers(opened, Event())
+    for index, part in fetched:
+        if (index, part.range.layer) == (1, 2):
+            part.data[0] ^= 1
+            with pytest.raises(DigestMismatch) as caught:
+                list(verify_layers([(index, part)]))
+    assert caught.value.at.startswith("$.segments[1].ranges[")
+
+
+def test_an_unknown_codec_names_its_segment(shipped: Any, monkeypatch: Any) -> None:
+    """A chain that cannot be built is an error of the segment that names it."""
+    _, opened = shipped
+    parts = copies(opened)
+    monkeypatch.setattr(codecs, "CODECS", {})
+    with pytest.raises(FormatError) as caught:
+        list(decode_layers(parts[-1:]))
+    assert caught.value.at == f"$.segments[{parts[-1][0]}].codecs[0]"
+
+
+class Negate(TensorToTensor):
+    """Turns every sign around: its own inverse."""
+
+    name = "negate"
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sender's side."""
+        return -tensor
+
+    def inverse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The receiver's side."""
+        return -tensor
+
+
+def test_chains_run_forwards_and_backwards() -> None:
+    """Codecs before the packer are applied in order and undone in the reverse order."""
+    chain = CodecChain((Negate(), Raw()))
+    tensor = torch.arange(6.0).view(1, 3, 2)
+    (stored,) = chain.encode("k", tensor)
+    assert torch.frombuffer(stored.data, dtype=torch.float32).tolist() == [0, -1, -2, -3, -4, -5]
+    assert torch.equal(chain.decode({"": stored.data}, "F32", (1, 3, 2)), tensor)

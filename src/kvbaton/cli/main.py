@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -54,8 +53,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     for name in COMMANDS:
-        if importlib.util.find_spec(f"kvbaton.cli.{name}") is not None:
-            importlib.import_module(f"kvbaton.cli.{name}").register(app)
+        importlib.import_module(f"kvbaton.cli.{name}").register(app)
     return app
 
 

@@ -228,8 +228,9 @@ def test_a_cache_that_grew_in_the_engine_goes_on_in_generate() -> None:
     engine = tiny("gemma3")
     cache = engine.new_cache(1)
     engine.forward(cache, list(range(3, 33)))
+    engine.forward(cache, [33])
     library = DynamicCache(config=engine.model.config)
-    ids = torch.tensor([list(range(3, 33))])
+    ids = torch.tensor([list(range(3, 34))])
     engine.model(input_ids=ids, use_cache=True, **{engine.cache_argument: library})
     for step in (40, 41):
         fed = torch.tensor([[step]])
@@ -301,6 +302,57 @@ def test_the_lock_is_given_back_after_an_error() -> None:
     with cache.exclusive():
         engine.forward(cache, [3])
     assert cache.length == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("fed", [1, 3, 40])
+@pytest.mark.parametrize("where", ["layers.2", "norm"])
+def test_a_forward_pass_that_fails_leaves_nothing(family: str, fed: int, where: str) -> None:
+    """Whether some or all layers had the new positions, afterwards none has, and all goes on."""
+    engine = tiny(family)
+    cache, undisturbed = engine.new_cache(30), engine.new_cache(30)
+    for each in (cache, undisturbed):
+        engine.forward(each, list(range(3, 33)))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = engine.model.get_submodule(f"model.{where}").register_forward_pre_hook(interrupt)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            engine.forward(cache, [200 + i % 50 for i in range(fed)])
+    hook.remove()
+    assert {layer.get_seq_length() for layer in cache.layers} == {30}
+    for layer, spec in enumerate(engine.layout.layers):
+        held = min(30, spec.window - 1) if spec.window else 30
+        got = cache.layer_view(layer, 30 - held, held)
+        assert torch.equal(got[0], undisturbed.layer_view(layer, 30 - held, held)[0])
+        assert torch.equal(got[1], undisturbed.layer_view(layer, 30 - held, held)[1])
+    for mine, theirs in zip(
+        continuation(engine, cache, [50, 51, 52]),
+        continuation(engine, undisturbed, [50, 51, 52]),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_failed_chunk_keeps_the_chunks_before_it() -> None:
+    """A deterministic engine that fails in its second chunk has the first, and says so."""
+    engine, calls = tiny("gemma3", deterministic=True), []
+
+    def fail_second(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+
+    hook = engine.model.model.layers[3].register_forward_pre_hook(fail_second)
+    cache, ids = engine.new_cache(8), [3 + i % 200 for i in range(300)]
+    with pytest.raises(MemoryError):
+        engine.forward(cache, ids)
+    hook.remove()
+    assert {layer.get_seq_length() for layer in cache.layers} == {256}
+    whole = engine.new_cache(8)
+    assert torch.equal(engine.forward(cache, ids[256:]), engine.forward(whole, ids))
 
 
 def test_window_caches_stay_small(tiny_engine: Callable[..., Any]) -> None:

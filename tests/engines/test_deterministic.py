@@ -13,6 +13,7 @@ import torch
 from tests.engines.exported_bytes import IDS, all_exported, digest
 from tests.engines.families import tiny
 
+from kvbaton.engines.transformers import engine as engine_module
 from kvbaton.engines.transformers.engine import CHUNK_TOKENS
 from kvbaton.errors import WindowExceeded
 from kvbaton.testing.engines import hand_over
@@ -121,30 +122,50 @@ def test_an_error_inside_restores_the_number_of_threads(engine: Any) -> None:
         hook.remove()
 
 
-def test_deterministic_engines_take_turns(engine: Any) -> None:
+class SpyLock:
+    """A lock that tells when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.asked = threading.RLock(), threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.asked.release()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_deterministic_engines_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of threads belongs to the process, so two engines never compute at once."""
-    other = tiny("qwen2", deterministic=True, threads=2)
-    inside: list[tuple[str, int]] = []
-    hooks = [
-        e.model.get_input_embeddings().register_forward_pre_hook(
-            lambda *_, name=name: inside.append((name, torch.get_num_threads()))
+    engines = {
+        "one": tiny("llama", deterministic=True),
+        "two": tiny("qwen2", deterministic=True, threads=2),
+    }
+    lock, events = SpyLock(), []
+    monkeypatch.setattr(engine_module, "_THREADS_LOCK", lock)
+
+    def entering(name: str) -> None:
+        events.append((name, "in", torch.get_num_threads()))
+        if len(events) == 1:  # the first stays inside until the other has asked for the lock
+            for _ in range(2):
+                assert lock.asked.acquire(timeout=60)
+
+    for name, engine in engines.items():
+        engine.model.get_input_embeddings().register_forward_pre_hook(
+            lambda *_, name=name: entering(name)
         )
-        for name, e in (("one", engine), ("two", other))
+        engine.model.register_forward_hook(
+            lambda *_, name=name: events.append((name, "out", torch.get_num_threads()))
+        )
+    workers = [
+        threading.Thread(target=engine.forward, args=(engine.new_cache(4), [3, 4]))
+        for engine in engines.values()
     ]
-
-    def work(e: Any) -> None:
-        cache = e.new_cache(40)
-        for token in range(3, 33):
-            e.forward(cache, [token])
-
-    workers = [threading.Thread(target=work, args=(e,)) for e in (engine, other)]
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert len(inside) == 60
-    assert {("one", 1), ("two", 2)} == set(inside)
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    one = [("one", "in", 1), ("one", "out", 1)]
+    two = [("two", "in", 2), ("two", "out", 2)]
+    assert events in (one + two, two + one)

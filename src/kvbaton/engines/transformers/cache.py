@@ -129,6 +129,8 @@ class FullLayer(_RoomyLayer):
         self.cumulative_length = length
         self._show(0, length)
 
+    take_back = filled
+
     def get_mask_sizes(self, query: Any) -> tuple[int, int]:
         """Length and offset of what ``update`` will return."""
         return self.cumulative_length + compat.query_length(query), 0
@@ -148,12 +150,14 @@ class WindowLayer(_RoomyLayer):
     def __init__(self, spec: LayerLayout, room: int, dtype: torch.dtype, device: torch.device):
         self.kept = spec.window - 1
         super().__init__(spec, min(room, 2 * self.kept + 64), dtype, device)
+        self._before = (0, 0, 0)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append K and V and return the kept positions followed by the new ones."""
         self._check(key_states, value_states)
+        self._before = (self.begin, self.end, self.cumulative_length)
         new = key_states.shape[2]
         if new + self.end > self.room:
             self._make_room(new)
@@ -173,11 +177,19 @@ class WindowLayer(_RoomyLayer):
         held = self.end - self.begin
         self._resize(max(held + new, min(2 * self.kept + 64, 2 * self.room)), self.begin, self.end)
         self._show(0, held)
+        self._before = (0, held, self.cumulative_length)
 
     def filled(self, length: int) -> None:
         """Declare the head of the buffers as the state after ``length`` positions."""
         self.cumulative_length = length
         self._show(0, min(length, self.kept))
+
+    def take_back(self, length: int) -> None:
+        """Undo the last update, if it began at ``length`` positions."""
+        begin, end, before = self._before
+        if before == length:
+            self.cumulative_length = length
+            self._show(begin, end)
 
     def get_mask_sizes(self, query: Any) -> tuple[int, int]:
         """Length and offset of what ``update`` will return."""
@@ -237,6 +249,14 @@ class KVCache(Cache):
             yield
         finally:
             self._lock.release()
+
+    def take_back(self, length: int) -> None:
+        """Be again as before the last forward pass, which began at ``length`` and has failed.
+
+        Some layers have its positions and some do not: left so, they would mix contexts.
+        """
+        for layer in self.layers:
+            layer.take_back(length)
 
     def layer_view(self, layer: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views ``[kv_heads, count, head_dim]`` of K and V at true positions ``first`` on.

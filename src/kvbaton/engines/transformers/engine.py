@@ -152,7 +152,10 @@ class TransformersEngine(Engine):
         return KVCache(self.layout, capacity, self.dtype, self.device)
 
     def forward(self, cache: KVCache, ids: Sequence[int]) -> torch.Tensor:
-        """Feed ``ids`` behind the cache; float32 logits ``[vocab]`` of the last position."""
+        """Feed ``ids`` behind the cache; float32 logits ``[vocab]`` of the last position.
+
+        If the model fails, or is interrupted, the cache is as it was before that chunk.
+        """
         if not ids:
             raise EmptyInput("there is nothing to feed to the model")
         self.require_known(ids)
@@ -167,6 +170,7 @@ class TransformersEngine(Engine):
             for chunk in self._chunks(cache.length, ids):
                 logits = self._step(cache, chunk)
         if len(ids) >= CHUNK_TOKENS:
+            self._wait_for_device()
             self.prefill_tokens_per_s = len(ids) / (time.perf_counter() - started)
         if logits is None:
             raise EmptyInput("there is nothing to feed to the model")
@@ -207,13 +211,17 @@ class TransformersEngine(Engine):
         position = cache.length
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         positions = torch.arange(position, position + len(ids), device=self.device).unsqueeze(0)
-        output = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self.cache_argument: cache},
-        )
+        try:
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self.cache_argument: cache},
+            )
+        except BaseException:
+            cache.take_back(position)
+            raise
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
 
@@ -256,10 +264,17 @@ class TransformersEngine(Engine):
             raise OutOfMemory(f"no memory for a cache of {tokens + room} tokens") from error
         return CacheSlot(cache, tokens, self.layout)
 
+    def _wait_for_device(self) -> None:
+        """Let what was asked of a GPU be done before the clock is read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def free_memory_bytes(self) -> int:
         """Memory in which a cache could be placed now."""
         if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0])
+            free, _ = torch.cuda.mem_get_info(self.device)
+            kept = torch.cuda.memory_reserved(self.device)
+            return int(free + kept - torch.cuda.memory_allocated(self.device))
         return int(psutil.virtual_memory().available)
 
 

@@ -19,7 +19,7 @@ from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
 from kvbaton.types import Baton, Route
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 Say = Callable[[str], None]
 

@@ -125,10 +125,14 @@ class Agent:
         how = _decoding(options)
         account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
         known = self.conversation
-        if known is not None and prompt is not None and messages is None:
-            asked = self.writer.going_on(known.ids, [user_turn(prompt)])
-            return self._answer_from(known, asked.behind(known), how, account)
-        return self._answer_reusing(self.writer.fresh(prompt, messages), how, account)
+        if known is None or prompt is None or messages is not None:
+            return self._answer_reusing(self.writer.fresh(prompt, messages), how, account)
+        wanted = self.writer.going_on(known.ids, [user_turn(prompt)]).behind(known)
+        with known.cache.exclusive():
+            half_done = known.cache.length > len(known.ids)  # by a turn that failed
+        if half_done:
+            return self._answer_reusing(wanted, how, account)
+        return self._answer_from(known, wanted, how, account)
 
     def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""

@@ -420,6 +420,8 @@ def test_our_own_cache_is_taken_back(tiny_engine: Callable[..., Any]) -> None:
     ids = [*prompt(20), 40, 41, 42]
     (adopted,) = adopt(engine, cache, ids)
     assert_like_alone(engine, adopted, ids, 22)
+    with pytest.raises(UnsupportedLayout, match="another model"):
+        adopt(tiny_engine("gemma2"), cache, ids)
     with pytest.raises(InputError, match="ids for 21"):
         adopt(engine, cache, ids[:21])
     with pytest.raises(InputError, match="one sequence"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.families import FAMILIES, WINDOW, WINDOWED
+from tests.engines.families import FAMILIES, WINDOW, WINDOWED, tiny
 from transformers.cache_utils import DynamicCache
 
 from kvbaton.errors import StaleTurn
@@ -83,6 +83,28 @@ def test_bfloat16_is_bitwise_too(tiny_engine: Callable[..., Any], family: str) -
         sender = filled(engine, tokens)
         receiver = hand_over(engine, sender, size=7)
         assert_bitwise(continuation(engine, receiver, STEPS), continuation(engine, sender, STEPS))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes(tiny_engine: Callable[..., Any], family: str, dtype: torch.dtype) -> None:
+    """float16 and float64 caches are handed over bit for bit as well."""
+    engine = tiny_engine(family, dtype=dtype)
+    sender = filled(engine, 3 * WINDOW)
+    receiver = hand_over(engine, sender, size=7)
+    assert receiver.layers[0].k_store.dtype == dtype
+    assert_bitwise(continuation(engine, receiver, STEPS), continuation(engine, sender, STEPS))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_engine_of_the_same_model(tiny_engine: Callable[..., Any], family: str) -> None:
+    """A receiver that has loaded the same model for itself continues bit for bit, too."""
+    engine, receiving = tiny_engine(family), tiny(family)
+    assert receiving.model is not engine.model
+    assert (receiving.function, receiving.layout) == (engine.function, engine.layout)
+    sender = filled(engine, 20)
+    receiver = hand_over(engine, sender, receiving)
+    assert_bitwise(continuation(receiving, receiver, STEPS), continuation(engine, sender, STEPS))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,6 +12,7 @@ from tests.engines.families import FAMILIES, tiny
 from tests.engines.own_loops import prompt
 
 from kvbaton.decoding import Decoding, decode
+from kvbaton.engines.transformers import identity
 from kvbaton.errors import InputError, OutOfMemory
 from kvbaton.testing.engines import continuation, hand_over
 
@@ -148,6 +149,30 @@ def test_a_fixed_table_needs_no_turns(tiny_engine: Callable[..., Any]) -> None:
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(engine.forward, engine.new_cache(8), [3, 4]) for _ in range(2)]
     assert torch.equal(futures[0].result(), futures[1].result())
+
+
+def test_threads_that_ask_for_the_function_hash_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an edit in memory all askers get the new id, and the weights are hashed once."""
+    engine, hashed = tiny("llama"), []
+    before, digest = engine.function, identity.weights_digest
+
+    def counting(tensors: Any) -> str:
+        hashed.append(1)
+        return digest(tensors)
+
+    monkeypatch.setattr(identity, "weights_digest", counting)
+    with torch.no_grad():
+        engine.model.model.norm.weight.mul_(2)
+    barrier = threading.Barrier(6)
+
+    def ask(_: int) -> Any:
+        barrier.wait(timeout=60)
+        return engine.function
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = set(pool.map(ask, range(6)))
+    assert len(answers) == len(hashed) == 1
+    assert before not in answers
 
 
 @pytest.mark.parametrize("ids", [[320], [-1], [3, 4, 10**9]])

@@ -92,7 +92,7 @@ def adopt(
     engine.require_known([int(rows.min()), int(rows.max())])
     found = cache if isinstance(cache, Cache) else compat.returned_cache(cache) or cache
     if isinstance(found, KVCache):
-        adopted = [_own(found, rows, attention_mask)]
+        adopted = [_own(engine, found, rows, attention_mask)]
     else:
         layers = _layers(engine, found, len(rows))
         valid = valid_columns(rows, attention_mask, engine.model, engine.tokenizer)
@@ -141,8 +141,10 @@ def as_rows(ids: Ids) -> torch.Tensor:
     return rows.long()
 
 
-def _own(cache: KVCache, rows: torch.Tensor, mask: Any) -> Adopted:
+def _own(engine: TransformersEngine, cache: KVCache, rows: torch.Tensor, mask: Any) -> Adopted:
     """A cache of ours, as ``attach_cache`` gives it: one sequence without padding."""
+    if cache.layout != engine.layout:
+        raise UnsupportedLayout("the cache was made for another model")
     padded = mask is not None and not bool(torch.as_tensor(mask).bool().all())
     if len(rows) != 1 or padded:
         raise InputError("this cache holds one sequence without padding")

@@ -86,6 +86,7 @@ class TransformersEngine(Engine):
         )
         self._weights = weights
         self._function: FunctionId | None = None
+        self._identifying = threading.Lock()
         self._watch = WeightWatch(model)
         self._words = self._tokenizer_state()
         self.cache_argument = compat.cache_argument(model)
@@ -111,22 +112,26 @@ class TransformersEngine(Engine):
 
         What counts as a change of the weights is what ``WeightWatch`` notices.
         """
-        if self._watch.changed():
-            self._weights = self._function = None
-        words = self._tokenizer_state()
-        if words != self._words:
-            self._words, self._function = words, None
-        if self._function is None:
-            if self._weights is None:
-                named = [*self.model.named_parameters(), *self._persistent_buffers()]
-                self._weights = identity.weights_digest(named)
-            parts = identity.model_parts(self.model, self.tokenizer, self.layout, self._weights)
-            self._function = identity.function_id(parts)
-        return self._function
+        with self._identifying:
+            if self._watch.changed():
+                self._weights = self._function = None
+            words = self._tokenizer_state()
+            if words != self._words:
+                self._words, self._function = words, None
+            if self._function is None:
+                self._function = self._identify()
+            return self._function
 
     @function.setter
     def function(self, value: FunctionId) -> None:
         self._function = value
+
+    def _identify(self) -> FunctionId:
+        if self._weights is None:
+            named = [*self.model.named_parameters(), *self._persistent_buffers()]
+            self._weights = identity.weights_digest(named)
+        parts = identity.model_parts(self.model, self.tokenizer, self.layout, self._weights)
+        return identity.function_id(parts)
 
     @property
     def weights(self) -> str:

@@ -6,6 +6,7 @@ The weights are small multiples of 1/1000 by counting, so that no random generat
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from tests.engines.chat_tokenizers import CHATML, word_tokenizer
 from tests.engines.families import FAMILIES, build
 
 from kvbaton.engines.transformers.engine import TransformersEngine
-from kvbaton.engines.transformers.load import wrap_model
+from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
 
 
 def count_weights(model: Any) -> None:
@@ -50,6 +51,21 @@ def all_ids() -> dict[str, str]:
     """The first 16 digits of each id."""
     engines = {family: wrapped(build(family)) for family in FAMILIES} | {"odd heads": odd_heads()}
     return {name: engine.function.digest[:16] for name, engine in engines.items()}
+
+
+def id_of(model: Any, tokenizer: Any = None) -> str:
+    """The function id of a model under the small tokenizer."""
+    if tokenizer is None:
+        tokenizer = word_tokenizer()
+        tokenizer.chat_template = CHATML
+    engine = wrap_model(model, tokenizer)
+    engine.close()
+    return engine.function.digest
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    """An engine from a checkpoint folder, in float32."""
+    return load_checkpoint(folder, dtype="float32", device="cpu", offline=True, **options)
 
 
 if __name__ == "__main__":

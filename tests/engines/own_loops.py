@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from kvbaton.testing.engines import continuation, hand_over
+
+STEPS = [33, 101, 57]
+TOLERANCE = 2e-4
+"""float32: one forward pass against another cut of the same tokens."""
 PAD = 0
 """``<pad>`` of the tiny tokenizers."""
 
@@ -65,3 +70,22 @@ def generate(engine: Any, ids: torch.Tensor, count: int, **options: Any) -> Any:
     greedy |= {"eos_token_id": None, "return_dict_in_generate": True}
     mask = options.pop("attention_mask", torch.ones_like(ids))
     return engine.model.generate(ids, attention_mask=mask, **(greedy | options))
+
+
+def assert_like_alone(engine: Any, adopted: Any, ids: list[int], cached: int) -> None:
+    """What was adopted is what the sequence alone would be: ids, keys, values, logits."""
+    assert adopted.ids == tuple(ids)
+    assert adopted.cache.length == cached
+    alone = engine.new_cache(cached)
+    engine.forward(alone, ids[:cached])
+    for layer, state in enumerate(alone.layers):
+        count = state.end - state.begin
+        got = adopted.cache.layer_view(layer, cached - count, count)
+        wanted = alone.layer_view(layer, cached - count, count)
+        torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    for got, wanted in zip(
+        continuation(engine, hand_over(engine, adopted.cache), STEPS),
+        continuation(engine, alone, STEPS),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)

@@ -59,14 +59,6 @@ def config_of(name: str) -> Any:
     return getattr(transformers, f"{name}Config")()
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A saved tiny Llama with its tokenizer."""
-    build("llama").save_pretrained(tmp_path)
-    word_tokenizer().save_pretrained(tmp_path)
-    return tmp_path
-
-
 def test_the_newest_version_has_every_refused_family() -> None:
     """No family in the table above is there only by a slip of its name."""
     if compat.version().startswith("5.24"):

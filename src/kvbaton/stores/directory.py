@@ -44,6 +44,7 @@ from kvbaton.stores.directory_files import (
     reclaim,
     regular,
     shard,
+    store_error,
     translated,
     write_all,
 )
@@ -298,22 +299,22 @@ class _DirectoryReader(Reader):
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """See :meth:`Reader.read_into`; reads straight into the buffer."""
         view = check_range(self._key, offset, buffer, self.size_bytes)
-        with self._in_use(), translated(f"{self._key} cannot be read"):
+        self._hold()
+        try:
             done = read_all(self._descriptor, offset, view)
+        except OSError as error:
+            raise store_error(f"{self._key} cannot be read", error) from error
+        finally:
+            self._release()
         if done < view.nbytes:
             raise StoreError(f"{self._key} ends at byte {offset + done}, it was cut while open")
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Keep the descriptor from being closed, and its number from being reused, meanwhile."""
+    def _hold(self) -> None:
+        """Keep the descriptor from being closed, and its number from being reused."""
         with self._lock:
             if self._closed:
                 raise StoreError(f"{self._key} was closed")
             self._users += 1
-        try:
-            yield
-        finally:
-            self._release()
 
     def _release(self) -> None:
         with self._lock:

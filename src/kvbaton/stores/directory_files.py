@@ -67,17 +67,22 @@ def translated(what: str, *, absent: type[StoreError] = NotFound) -> Iterator[No
     try:
         yield
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        sentence = f"{what}: {reason}"
-        if error.errno in _NO_ROOM:
-            raise StoreFull(sentence) from error
-        if error.errno == errno.ENOENT:
-            raise absent(sentence) from error
-        if error.errno == errno.ETIMEDOUT:
-            raise StoreTimeout(sentence) from error
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise StoreError(f"{what}: a symbolic link or foreign file is in its place") from error
-        raise StoreError(sentence) from error
+        raise store_error(what, error, absent=absent) from error
+
+
+def store_error(what: str, error: OSError, *, absent: type[StoreError] = NotFound) -> StoreError:
+    """The store error for an ``OSError``; it names no path."""
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    sentence = f"{what}: {reason}"
+    if error.errno in _NO_ROOM:
+        return StoreFull(sentence)
+    if error.errno == errno.ENOENT:
+        return absent(sentence)
+    if error.errno == errno.ETIMEDOUT:
+        return StoreTimeout(sentence)
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return StoreError(f"{what}: a symbolic link or foreign file is in its place")
+    return StoreError(sentence)
 
 
 @contextmanager

@@ -19,12 +19,16 @@ _start_of = attrgetter("start")
 def range_tensors(header: SegmentHeader, part: LayerRange) -> tuple[TensorRecord, ...]:
     """The tensors of one layer, with names and offsets relative to the layer: ``k`` at byte 0."""
     skip = len(tensor_prefix(part.layer))
-    low = bisect_left(header.tensors, part.start, key=_start_of)
-    high = bisect_left(header.tensors, part.stop, key=_start_of)
     return tuple(
         TensorRecord(t.name[skip:], t.dtype, t.shape, t.start - part.start, t.stop - part.start)
-        for t in header.tensors[low:high]
+        for t in _records(header, part)
     )
+
+
+def _records(header: SegmentHeader, part: LayerRange) -> tuple[TensorRecord, ...]:
+    """The header's own records of one layer's tensors."""
+    low = bisect_left(header.tensors, part.start, key=_start_of)
+    return header.tensors[low : bisect_left(header.tensors, part.stop, low, key=_start_of)]
 
 
 def verify_range(header: SegmentHeader, part: LayerRange, data: Buffer) -> None:
@@ -50,11 +54,12 @@ def verify_range(header: SegmentHeader, part: LayerRange, data: Buffer) -> None:
             f"the bytes of layer {part.layer} are not the ones that were promised",
             at=_range_path(header, part),
         )
-    for tensor in range_tensors(header, part):
-        pad = pad_bytes(tensor.stop)
-        if pad and bytes(data[tensor.stop : tensor.stop + pad]) != _ZEROS[:pad]:
+    for tensor in _records(header, part):
+        pad, stop = pad_bytes(tensor.stop), tensor.stop - part.start
+        if pad and bytes(data[stop : stop + pad]) != _ZEROS[:pad]:
+            name = tensor.name.removeprefix(tensor_prefix(part.layer))
             raise f.refuse(
-                f"the padding behind {tensor.name!r} of layer {part.layer} is not zero",
+                f"the padding behind {name!r} of layer {part.layer} is not zero",
                 Fault.PAD_NOT_ZERO,
                 _range_path(header, part),
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import Event
+from typing import TYPE_CHECKING
 
 from kvbaton import codecs
 from kvbaton.errors import KvbatonError, StoreTimeout
@@ -26,6 +27,11 @@ from kvbaton.types import (
 )
 from kvbaton.wire import segment
 from kvbaton.wire.structure import tensor_prefix
+
+if TYPE_CHECKING:
+    import torch
+
+    _Tensors = tuple[torch.Tensor, torch.Tensor]
 
 Opened = tuple[int, Reader, SegmentHeader]
 """Index in the manifest, open segment file, checked header."""
@@ -56,11 +62,12 @@ def get_layers(opened: Sequence[Opened], abandoned: Event) -> Iterator[tuple[int
     ]
     plan.sort(key=lambda entry: (entry[0].layer, entry[0].run.first))
     largest = max((part.stop - part.start for part, _ in plan), default=0)
-    private = memoryview(bytearray(largest))
+    private = data = memoryview(bytearray(largest))
     for part, (index, reader, header) in plan:
         if abandoned.is_set():
             raise StoreTimeout("the take was abandoned")
-        data = private[: part.stop - part.start]
+        if len(data) != part.stop - part.start:
+            data = private[: part.stop - part.start]
         try:
             reader.read_into(header.body_start + part.start, data)
         except KvbatonError as error:
@@ -102,23 +109,49 @@ def _at(index: int) -> str:
 
 
 class _Decoder:
-    """Decodes the layers of one segment: its codec chains are built and its tensors found once."""
+    """Decodes the layers of one segment.
+
+    Chains are built and tensors are found once; and where a chain only views the stored bytes,
+    the views of one layer serve the next one in the same memory.
+    """
 
     def __init__(self, header: SegmentHeader) -> None:
         self._header = header
         self._chains: dict[int, codecs.CodecChain] = {}
         self._places = dict(_places(header))
+        self._last: tuple[memoryview, tuple[int, ...], _Tensors] | None = None
 
     def __call__(self, part: VerifiedLayer) -> DecodedLayer:
-        place, data = part.range, part.data
+        place = part.range
+        keys, values = self._same_views(part) or self._decode(part)
+        return DecodedLayer(self._header.span, place.layer, place.run, keys, values)
+
+    def _same_views(self, part: VerifiedLayer) -> _Tensors | None:
+        """The views of the last layer, if this one lies in the same memory in the same way."""
+        if self._last is None:
+            return None
+        data, structure, views = self._last
+        return views if data is part.data and structure == self._structure(part) else None
+
+    def _structure(self, part: VerifiedLayer) -> tuple[int, ...]:
+        place = part.range
         spec = self._header.layout.layers[place.layer]
+        shape = spec.kv_heads, place.run.count, spec.k_dim, spec.v_dim
+        return (*shape, place.k_codec, place.v_codec)
+
+    def _decode(self, part: VerifiedLayer) -> _Tensors:
+        place, data = part.range, part.data
+        heads, count, k_dim, v_dim, *_ = structure = self._structure(part)
         stored: dict[str, dict[str, memoryview]] = {"k": {}, "v": {}}
         for name, suffix, start, stop in self._places[place.layer]:
             stored[name][suffix] = data[start:stop]
-        heads, count, dtype = spec.kv_heads, place.run.count, self._header.layout.dtype
-        keys = self._chain(place.k_codec).decode(stored["k"], dtype, (heads, count, spec.k_dim))
-        values = self._chain(place.v_codec).decode(stored["v"], dtype, (heads, count, spec.v_dim))
-        return DecodedLayer(self._header.span, place.layer, place.run, keys, values)
+        k_chain, v_chain = self._chain(place.k_codec), self._chain(place.v_codec)
+        dtype = self._header.layout.dtype
+        keys = k_chain.decode(stored["k"], dtype, (heads, count, k_dim))
+        values = v_chain.decode(stored["v"], dtype, (heads, count, v_dim))
+        if k_chain.views and v_chain.views:
+            self._last = data, structure, (keys, values)
+        return keys, values
 
     def _chain(self, codec: int) -> codecs.CodecChain:
         chain = self._chains.get(codec)

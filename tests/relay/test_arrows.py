@@ -121,6 +121,58 @@ def test_places_found_once_are_those_found_each_time(shipped: Any) -> None:
             assert torch.equal(got, want)
 
 
+def test_memory_that_is_used_again_shows_what_is_in_it_now(shipped: Any) -> None:
+    """While layers stream through one private buffer, each is decoded as what it is."""
+    parts, opened = shipped
+    by_place = {(p.span, p.layer): p for p in parts}
+    seen = 0
+    for got in decode_layers(verify_layers(get_layers(opened, Event()))):
+        want = by_place[got.span, got.layer]
+        assert torch.equal(got.keys, want.keys)
+        assert torch.equal(got.values, want.values)
+        seen += 1
+    assert seen == len(parts)
+
+
+def test_a_codec_that_computes_is_asked_for_every_layer(monkeypatch: Any) -> None:
+    """Only what is the stored memory itself is used again for the next layer."""
+    header = copies_of_equal_layers()[0][1].header
+    asked: list[str] = []
+
+    class Counting(Raw):
+        """Looks like a view, and is not."""
+
+        views = False
+
+        def unpack(self, stored: Any, dtype: str, shape: Any) -> torch.Tensor:
+            """Counts."""
+            asked.append(dtype)
+            return super().unpack(stored, dtype, shape).clone()
+
+    monkeypatch.setattr(codecs, "CODECS", {"raw": Counting})
+    list(decode_layers(copies_of_equal_layers()))
+    assert len(asked) == 2 * len(header.ranges)
+
+
+def copies_of_equal_layers() -> list[tuple[int, VerifiedLayer]]:
+    """Three layers of one structure, one after another in one buffer."""
+    spec = LayerLayout(LayerKind.FULL, kv_heads=1, k_dim=4, v_dim=4, rope=-1)
+    layout, span = KVLayout("F32", (spec,) * 3, ()), SegmentSpan(0, 4)
+    layers = [
+        ExportedLayer(span, i, span, torch.randn(1, 4, 4), torch.randn(1, 4, 4)) for i in range(3)
+    ]
+    sealed = segment.seal_segment(
+        encode_layers(slice_layers(layers), codecs.EXACT),
+        keys=KEYS,
+        function="f0" * 32,
+        layout=layout,
+        token_digest="1" * 64,
+        prefix_key="2" * 64,
+    )
+    data = memoryview(bytearray(128))
+    return [(0, VerifiedLayer(sealed.header, part, data)) for part in sealed.header.ranges]
+
+
 def test_an_error_names_its_segment(shipped: Any) -> None:
     """A flipped byte is found in the segment in which it is, whatever the order of layers."""
     _, opened = shipped

@@ -61,7 +61,12 @@ class TensorToTensor(Codec):
 
 
 class TensorToBytes(Codec):
-    """Turns a tensor into stored tensors and back."""
+    """Turns a tensor into stored tensors and back.
+
+    ``views``: what ``unpack`` returns is the stored memory itself, nothing is computed.
+    """
+
+    views: ClassVar[bool] = False
 
     @abstractmethod
     def storage(self, dtype: str, shape: Shape) -> Mapping[str, StoredShape]:
@@ -112,6 +117,11 @@ class CodecChain:
     def packer(self) -> TensorToBytes:
         """The codec in the middle."""
         return next(c for c in self.codecs if isinstance(c, TensorToBytes))
+
+    @cached_property
+    def views(self) -> bool:
+        """Whether what ``decode`` returns is the stored memory itself."""
+        return self.packer.views and len(self.codecs) == 1
 
     @cached_property
     def _before(self) -> tuple[TensorToTensor, ...]:

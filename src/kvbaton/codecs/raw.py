@@ -18,6 +18,7 @@ class Raw(TensorToBytes):
     """Little-endian bytes of the tensor in C order: lossless, so its fidelity is exact."""
 
     name: ClassVar[str] = "raw"
+    views: ClassVar[bool] = True
 
     def storage(self, dtype: str, shape: Shape) -> Mapping[str, StoredShape]:
         """One stored tensor of the same dtype and shape."""

@@ -35,6 +35,7 @@ class CacheSlot(Slot):
         self._next = [tokens - held for held in self._missing]
         self._on_cpu = cache.layers[0].k_store.device.type == "cpu"
         self._views: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._last: tuple[AlignedLayer, np.ndarray, np.ndarray] | None = None
 
     def _held(self, layer: int) -> int:
         spec = self._layout.layers[layer]
@@ -47,8 +48,7 @@ class CacheSlot(Slot):
         stop = start + part.run.count
         if self._on_cpu:
             keys, values = self._targets(part.layer)
-            keys[:, start:stop] = integer_view(part.keys)
-            values[:, start:stop] = integer_view(part.values)
+            keys[:, start:stop], values[:, start:stop] = self._sources(part)
         else:
             state = self._cache.layers[part.layer]
             state.k_store[0, :, start:stop].copy_(part.keys)
@@ -62,6 +62,16 @@ class CacheSlot(Slot):
             state = self._cache.layers[layer]
             views = integer_view(state.k_store[0]), integer_view(state.v_store[0])
             self._views[layer] = views
+        return views
+
+    def _sources(self, part: AlignedLayer) -> tuple[np.ndarray, np.ndarray]:
+        """Views of the part's memory: those of the last part, if its tensors are the same."""
+        if self._last is not None:
+            last, keys, values = self._last
+            if last.keys is part.keys and last.values is part.values:
+                return keys, values
+        views = integer_view(part.keys), integer_view(part.values)
+        self._last = part, *views
         return views
 
     def _check(self, part: AlignedLayer) -> None:

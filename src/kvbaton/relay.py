@@ -157,11 +157,14 @@ class Relay:
         """Bring spans of a cache into the store; yields each segment and the bytes written."""
         exported = clock.timed("export", self.engine.export(cache, spans))
         encoded = clock.timed("encode", encode_layers(slice_layers(exported), self.codec))
-        for sealed in clock.timed("seal", self._seal(encoded, ids)):
+        function = self.engine.function.digest
+        for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
             yield self._put(sealed, ids, clock)
 
-    def _seal(self, encoded: Iterable[EncodedLayer], ids: Sequence[int]) -> Iterator[SealedSegment]:
-        keys, function = self.domain.keys, self.engine.function.digest
+    def _seal(
+        self, encoded: Iterable[EncodedLayer], ids: Sequence[int], function: str
+    ) -> Iterator[SealedSegment]:
+        keys = self.domain.keys
         for span, layers in groupby(encoded, key=attrgetter("span")):
             ((tokens, before),) = run_digests(keys, function, ids, [span])
             yield segment.seal_segment(
@@ -181,17 +184,17 @@ class Relay:
             header = sealed.header
             written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
             ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
-            self._index(ref, ids)
+            self._index(ref, ids, header.function)
         self.observe("segment-stored", {"span": ref.span, "bytes": written})
         return ref, written
 
-    def _index(self, ref: SegmentRef, ids: Sequence[int]) -> None:
+    def _index(self, ref: SegmentRef, ids: Sequence[int], function: str) -> None:
         """Let other prompts with the same beginning find a full, exact segment."""
         if not self._is_indexed(ref):
             return
-        (after,) = self.domain.keys.prefix_keys(self.engine.function.digest, ids, [ref.span.stop])
+        (after,) = self.domain.keys.prefix_keys(function, ids, [ref.span.stop])
         record = prefix.PrefixRecord(
-            function=self.engine.function.digest,
+            function=function,
             address=ref.address,
             size_bytes=ref.size_bytes,
             first=ref.span.first,
@@ -498,13 +501,15 @@ class Relay:
         for stop, name in zip(
             stops, self.domain.keys.prefix_keys(function, ids, stops), strict=True
         ):
-            ref = self._hit(Key(Kind.PREFIX, name), ids, SegmentSpan(stop - size, size))
+            ref = self._hit(Key(Kind.PREFIX, name), function, ids, SegmentSpan(stop - size, size))
             if ref is None:
                 break
             found.append(ref)
         return tuple(found)
 
-    def _hit(self, key: Key, ids: Sequence[int], span: SegmentSpan) -> SegmentRef | None:
+    def _hit(
+        self, key: Key, function: str, ids: Sequence[int], span: SegmentSpan
+    ) -> SegmentRef | None:
         try:
             raw = self.store.get(key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
             record = prefix.parse_prefix(raw)
@@ -514,6 +519,6 @@ class Relay:
             self.observe("prefix-miss", {"span": span, "why": error.code})
             return None
         same = record.first == span.first and record.ids == tuple(ids[span.first : span.stop])
-        if not same or record.function != self.engine.function.digest:
+        if not same or record.function != function:
             return None
         return SegmentRef(record.address, span, size_bytes)

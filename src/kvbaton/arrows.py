@@ -47,12 +47,10 @@ def encode_layers(
     sliced: Iterable[SlicedLayer], chain: codecs.CodecChain
 ) -> Iterator[EncodedLayer]:
     """Stored tensors of each layer."""
-    described = chain.to_json()
+    described, fidelity = chain.to_json(), chain.fidelity
     for part in sliced:
         tensors = chain.encode("k", part.keys) + chain.encode("v", part.values)
-        yield EncodedLayer(
-            part.span, part.layer, part.run, described, described, tensors, chain.fidelity
-        )
+        yield EncodedLayer(part.span, part.layer, part.run, described, described, tensors, fidelity)
 
 
 def get_layers(opened: Sequence[Opened], abandoned: Event) -> Iterator[tuple[int, FetchedLayer]]:

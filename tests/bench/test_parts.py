@@ -76,7 +76,8 @@ def test_targets_take_the_worst_row() -> None:
     assert high.is_met(2) and not high.is_met(2.1)
     row: dict[str, Any] = {
         "tokens": 2048, "dtype": "bfloat16", "speedup": 16.0, "over_floor": 1.3,
-        "moved_over_memcpy": 2.0, "baton_s": 1.0, "handmade_s": 2.0, "decode_ratio": 0.9,
+        "moved_over_memcpy": 2.0, "baton_s": 1.0, "handmade_s": 2.0, "handoff_s": 1.5,
+        "handmade_handoff_s": 3.0, "decode_ratio": 0.9,
         "peak_over_kv": 1.2, "second_handoff_bytes": 0, "grown": None,
     }  # fmt: skip
     rows = [row, row | {"over_floor": 1.1, "dtype": "float32", "moved_over_memcpy": 4.0}]

@@ -98,6 +98,8 @@ _TIMES = (
     ("baton", _seconds("baton_s")),
     ("floor", _seconds("floor_s")),
     ("hand-off", _seconds("handoff_s")),
+    ("hand-off again", _seconds("handoff_again_s")),
+    ("hand-off by hand", _seconds("handmade_handoff_s")),
     ("text / baton", lambda row: _times(row["speedup"])),
     ("baton / floor", lambda row: _times(row["over_floor"])),
 )
@@ -138,8 +140,13 @@ def _target(checked: JSON) -> tuple[str, ...]:
     where += [checked["dtype"]] if checked["dtype"] else []
     name = f"{checked['target']} ({', '.join(where)})" if where else checked["target"]
     limit = f"{'>=' if checked['at_least'] else '<='} {checked['limit']:g}"
-    value = "-" if checked["value"] is None else f"{checked['value']:.3g}"
-    return name, limit, value, _met(checked["met"])
+    return name, limit, _number(checked["value"]), _met(checked["met"])
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _met(met: Any) -> str:

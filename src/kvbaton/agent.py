@@ -32,6 +32,7 @@ from kvbaton.types import (
     BatonRef,
     Fidelity,
     FidelityClass,
+    FunctionId,
     Hops,
     Mode,
     Outcome,
@@ -315,8 +316,11 @@ class Agent:
         wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
         account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
-        wanted = self._prompt_for(opened, instruction, messages, account)
-        taken = self._take_kv(opened, wanted, how, account, limit_s, FidelityClass(minimum))
+        function = self.engine.function
+        wanted = self._prompt_for(opened, instruction, messages, account, function)
+        taken = self._take_kv(
+            opened, wanted, how, account, limit_s, FidelityClass(minimum), function
+        )
         if strict and account.route is Route.TEXT:
             reason = account.reasons[0]
             raise BatonRefused(
@@ -345,9 +349,14 @@ class Agent:
         return self._answer(None, wanted, how, account)
 
     def _prompt_for(
-        self, baton: Baton, instruction: str, messages: Messages | None, account: Account
+        self,
+        baton: Baton,
+        instruction: str,
+        messages: Messages | None,
+        account: Account,
+        function: FunctionId,
     ) -> Prompt:
-        """The receiver's prompt, by mode."""
+        """The receiver's prompt, by mode; ``function`` is the engine's."""
         said = instruction or ("" if messages else baton.manifest.terms.instruction)
         if account.mode is Mode.SHARED_PREFIX:
             return self.writer.behind_preamble(said, messages)
@@ -363,7 +372,7 @@ class Agent:
                     "which stands in its new turn",
                 ),
             )
-        differing = baton.manifest.function.differing(self.engine.function)
+        differing = baton.manifest.function.differing(function)
         return self.writer.behind_baton(baton, said, same_tokenizer="tokenizer" not in differing)
 
     def _take_kv(
@@ -374,6 +383,7 @@ class Agent:
         account: Account,
         deadline_s: float,
         minimum: FidelityClass,
+        function: FunctionId,
     ) -> Any:
         """The baton's cache, attached as far as the prompt agrees with it; None on route text."""
         ids = baton.transcript.ids
@@ -388,6 +398,7 @@ class Agent:
             room=self._room(wanted, reusable, how),
             deadline_s=self._kv_deadline(deadline_s, account.clock, len(wanted.ids)),
             minimum=minimum,
+            function=function,
         )
         cache = account.enter(taken)
         account.parents = (baton.id,)

@@ -54,6 +54,7 @@ from kvbaton.types import (
     BatonRef,
     EncodedLayer,
     FidelityClass,
+    FunctionId,
     Hops,
     Manifest,
     Mode,
@@ -366,13 +367,15 @@ class Relay:
         room: int,
         deadline_s: float,
         minimum: FidelityClass = FidelityClass.APPROXIMATE,
+        function: FunctionId | None = None,
     ) -> Taken:
         """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
 
-        Never raises for what is wrong with the baton: the reasons say it, and ``cache`` is None.
+        ``function`` is the engine's, where the caller has just asked for it.  Never raises for
+        what is wrong with the baton: the reasons say it, and ``cache`` is None.
         """
         context = gates.TakeContext(
-            function=self.engine.function,
+            function=function or self.engine.function,
             layout=self.engine.layout,
             max_tokens=self.engine.max_tokens,
             prompt_tokens=prompt_tokens,
@@ -387,7 +390,7 @@ class Relay:
         tokens = min(reusable, baton.manifest.cached_tokens)
         taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, tokens, room=room, deadline_s=deadline_s,
-            store_url=baton.ref.store,
+            store_url=baton.ref.store, function=context.function,
         )  # fmt: skip
         if taken.cache is None:
             return taken
@@ -402,6 +405,7 @@ class Relay:
         room: int,
         deadline_s: float,
         store_url: str | None = None,
+        function: FunctionId | None = None,
     ) -> Taken:
         """Attach the first ``tokens`` positions of some segments, or say why not.
 
@@ -410,12 +414,15 @@ class Relay:
         """
         clock, abandoned = Clock(), Event()
         needed = tuple(ref for ref in refs if ref.span.first < tokens)
+        digest = (function or self.engine.function).digest
 
         def fill() -> tuple[Any, int]:
-            store = self._store_of(store_url or self.store.url)
-            return self._fill(
-                store, needed, ids, tokens, room=room, clock=clock, abandoned=abandoned
-            )
+            with ExitStack() as stack:
+                with clock.phase("get"):
+                    store = self._store_of(store_url or self.store.url)
+                    opened = self._open_segments(stack, store, needed, ids, digest)
+                cache = self._fill(opened, tokens, room=room, clock=clock, abandoned=abandoned)
+            return cache, sum(ref.size_bytes for ref in needed)
 
         try:
             cache, moved = within(deadline_s, fill)
@@ -430,35 +437,29 @@ class Relay:
         return Taken(cache, tokens, Route.BATON, (), held, moved, clock.seconds)
 
     def _fill(
+        self, opened: Sequence[Opened], tokens: int, *, room: int, clock: Clock, abandoned: Event
+    ) -> Any:
+        with clock.phase("attach"):
+            slot = self.engine.slot(tokens, room=room)
+        fetched = clock.timed("get", get_layers(opened, abandoned))
+        verified = clock.timed("verify", verify_layers(fetched))
+        decoded = clock.timed("decode", decode_layers(verified))
+        for part in clock.timed("align", align_layers(decoded, tokens)):
+            with clock.phase("attach"):
+                slot.write(part)
+            self.observe("layer-attached", {"layer": part.layer, "run": part.run})
+        return slot.finish()
+
+    def _open_segments(
         self,
+        stack: ExitStack,
         store: Store,
         refs: Sequence[SegmentRef],
         ids: Sequence[int],
-        tokens: int,
-        *,
-        room: int,
-        clock: Clock,
-        abandoned: Event,
-    ) -> tuple[Any, int]:
-        with ExitStack() as stack:
-            with clock.phase("get"):
-                opened = self._open_segments(stack, store, refs, ids)
-            with clock.phase("attach"):
-                slot = self.engine.slot(tokens, room=room)
-            fetched = clock.timed("get", get_layers(opened, abandoned))
-            verified = clock.timed("verify", verify_layers(fetched))
-            decoded = clock.timed("decode", decode_layers(verified))
-            for part in clock.timed("align", align_layers(decoded, tokens)):
-                with clock.phase("attach"):
-                    slot.write(part)
-                self.observe("layer-attached", {"layer": part.layer, "run": part.run})
-            return slot.finish(), sum(ref.size_bytes for ref in refs)
-
-    def _open_segments(
-        self, stack: ExitStack, store: Store, refs: Sequence[SegmentRef], ids: Sequence[int]
+        function: str,
     ) -> list[Opened]:
         """Open segments and check their headers against address, manifest and tokens."""
-        function, keys = self.engine.function.digest, self.domain.keys
+        keys = self.domain.keys
         opened: list[Opened] = []
         digests = run_digests(keys, function, ids, [ref.span for ref in refs])
         for index, (ref, (tokens, prefix_key)) in enumerate(zip(refs, digests, strict=True)):

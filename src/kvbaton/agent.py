@@ -247,7 +247,7 @@ class Agent:
                 "slices are not supported yet", hint="use 'continue' or 'shared-prefix'"
             )
         source = conversation.source(tokens, cached)
-        return self.relay.hand_off(
+        baton = self.relay.hand_off(
             source,
             sender=self.name,
             mode=wanted,
@@ -256,6 +256,8 @@ class Agent:
             messages=() if wanted is Mode.SHARED_PREFIX else tuple(turn.messages),
             terms=Terms(instruction, summary, goal, round, receiver),
         )
+        conversation.shipped(baton.manifest.segments)
+        return baton
 
     # -- take -----------------------------------------------------------------------------------
 

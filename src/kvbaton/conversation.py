@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvbaton.outbox import Outbox
 from kvbaton.relay import Source
 from kvbaton.triggers import Fired
-from kvbaton.types import JSON, Baton, Hops, Receipt, Role, SegmentRef, Span, TokenRun
+from kvbaton.types import (
+    JSON,
+    Baton,
+    Hops,
+    Receipt,
+    Role,
+    SegmentKind,
+    SegmentRef,
+    Span,
+    TokenRun,
+)
 
 
 @dataclass
@@ -46,6 +56,12 @@ class Conversation:
             if len(streamed) > len(self.held):
                 self.held = streamed
         return self.held
+
+    def shipped(self, segments: Sequence[SegmentRef]) -> None:
+        """Remember what a hand-off has stored, so that the next one need not export it again."""
+        runs = tuple(ref for ref in segments if ref.span.kind is SegmentKind.RUN)
+        if runs and runs[-1].span.stop > (self.held[-1].span.stop if self.held else 0):
+            self.held = runs
 
     def source(self, tokens: int, cached: int) -> Source:
         """The first ``tokens`` ids, of which ``cached`` have KV, as something to hand off."""

@@ -78,15 +78,15 @@ class Receiver:
             return len(ids) - cached + len(self._suffix(ids, text))
 
         instruction = fitted(INSTRUCTION, new_tokens, computed)
-        size = self.engine.layout.cache_bytes(cached)
+        source, target = self._memory(self.engine.layout.cache_bytes(cached))
         self._work = _Work(
             baton=opened,
             instruction=instruction,
             ids=(*ids, *self._suffix(ids, instruction)),
             cached=cached,
             kept=self._kept(opened),
-            source=self._filled(size),
-            target=self._filled(size),
+            source=source,
+            target=target,
         )
         return {"new_tokens": len(self.work.new), "instruction": instruction}
 
@@ -118,12 +118,13 @@ class Receiver:
         )
         return rivals.library_cache(self.engine, tensors)
 
-    def _filled(self, size_bytes: int) -> Any:
-        """Memory that has been written to, on the device."""
-        values = np.random.default_rng(0).integers(0, 256, size_bytes, dtype=np.uint8)
+    def _memory(self, size_bytes: int) -> tuple[Any, Any]:
+        """Random bytes on the host and, on the engine's device, touched memory to copy them to."""
+        source = np.random.default_rng(0).integers(0, 256, size_bytes, dtype=np.uint8)
         if self.engine.device.type == "cpu":
-            return values
-        return torch.from_numpy(values).to(self.engine.device)
+            return source, np.ones_like(source)
+        pinned = torch.from_numpy(source).pin_memory()
+        return pinned, torch.ones(size_bytes, dtype=torch.uint8, device=self.engine.device)
 
     # -- the rivals ------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Receiver:
         return self._timed(lambda: rivals.take_from_prefix_cache(self.engine, work.kept, work.new))
 
     def floor(self) -> JSON:
-        """One copy of the cache's bytes, and the forward pass over the new ids."""
+        """One copy of the cache's bytes to the device, and the forward pass over the new ids."""
         copied = self._timed(self._copy)
         cache = self._attached(self.work.baton)
         fed = self._timed(lambda: int(self.engine.forward(cache, self.work.new).argmax()))
@@ -165,9 +166,7 @@ class Receiver:
 
     def hash_speed(self) -> JSON:
         """BLAKE3 over as many bytes, on one thread."""
-        data: Any = self.work.source
-        if self.engine.device.type != "cpu":
-            data = data.cpu().numpy()
+        data: Any = np.asarray(self.work.source)
         return self._timed(lambda: len(blake3(data).digest()))
 
     def take(self, baton: str) -> JSON:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.bench.tiny import checkpoint
 from tests.engines import families
 from tests.engines.chat_tokenizers import word_tokenizer
 
+import kvbaton
 from kvbaton import doctor
 from kvbaton.bench.texts import Text
 from kvbaton.cli.main import run
@@ -333,6 +335,49 @@ def test_measurements_that_make_no_sense_are_refused(engine: Any, wrong: dict[st
     options: dict[str, Any] = {"texts": texts(), "tokens": 128, "chunk": 64, "positions": 32}
     with pytest.raises(InputError):
         doctor.noise_floor(engine, **(options | wrong))
+
+
+def shipped() -> dict[str, doctor.NoiseFloor]:
+    """The records that come along, by file name."""
+    folder = files("kvbaton").joinpath("data", "noise")
+    return {
+        file.name: doctor.NoiseFloor.from_json(json.loads(file.read_text(encoding="ascii")))
+        for file in folder.iterdir()
+        if file.name.endswith(".json")
+    }
+
+
+def test_records_that_come_along_are_named_by_their_function() -> None:
+    """Each was measured on three texts or more of 1,024 tokens, 128 positions or more each."""
+    records = shipped()
+    assert {(r.model, r.dtype) for r in records.values()} >= {
+        ("smollm2-135m", "BF16"),
+        ("smollm2-135m", "F32"),
+        ("qwen2.5-coder-0.5b", "BF16"),
+    }
+    for name, record in records.items():
+        assert name == f"{record.function}.json"
+        assert record.tokens >= 1024
+        assert record.positions >= 128
+        assert len(record.texts) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ("smollm2-135m", "bfloat16"),
+        ("smollm2-135m", "float32"),
+        ("qwen2.5-coder-0.5b", "bfloat16"),
+    ],
+)
+def test_records_that_come_along_belong_to_the_built_in_models(
+    model: str, dtype: str, tmp_path: Path
+) -> None:
+    """The function id of a loaded built-in model finds its record."""
+    floor = doctor.stored_noise_floor(kvbaton.load(model, dtype=dtype), tmp_path)
+    assert floor is not None
+    assert floor.model == model
 
 
 # --- the command -------------------------------------------------------------------------------

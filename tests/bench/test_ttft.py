@@ -3,6 +3,7 @@
 import gc
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,18 @@ def test_tables_have_a_cell_for_every_heading(result: Any) -> None:
     assert "cores" in environment_line(result)
 
 
-def test_the_plot_is_a_png(result: Any, tmp_path: Path) -> None:
-    """The picture is written as PNG."""
-    pytest.importorskip("matplotlib")
-    plot_ttft(result, tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+def test_the_plot_is_a_png_or_an_error_that_says_what_is_missing(
+    result: Any, tmp_path: Path
+) -> None:
+    """The picture is written as PNG; without matplotlib nothing is."""
+    file = tmp_path / "out.png"
+    if find_spec("matplotlib") is None:
+        with pytest.raises(InputError, match="matplotlib"):
+            plot_ttft(result, file)
+        assert not file.exists()
+    else:
+        plot_ttft(result, file)
+        assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_all_rivals_find_the_same_token(pair: Pair) -> None:

@@ -26,8 +26,13 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def child(home: Path, *arguments: object, code: str = "") -> subprocess.Popen[bytes]:
-    """`kvbaton` in a process of its own, after some code."""
-    script = f"import sys\n{code}\nfrom kvbaton.cli.main import main\nsys.exit(main())"
+    """`kvbaton` in a process of its own, after some code.
+
+    Ctrl-C reaches it as at a terminal, also where whoever started the tests ignores it: a shell
+    lets its background jobs, and all that they start, ignore interrupts.
+    """
+    terminal = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{terminal}\n{code}\nfrom kvbaton.cli.main import main\nsys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env=environment(home),

@@ -191,6 +191,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 ) -> None:
     """Ctrl-C while a cache is being attached gives exit code 130; the scratch store is gone."""
     heard: list[str] = []
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job may ignore it
 
     class Interrupting(relay_command._Story):
         def __call__(self, event: str, facts: Any) -> None:
@@ -200,7 +201,10 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(relay_command, "_Story", Interrupting)
-    result = cli("relay", pipeline, "--model", tiny)
+    try:
+        result = cli("relay", pipeline, "--model", tiny)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert result.code == 130
     assert heard.count("turn-ended") == 1
 

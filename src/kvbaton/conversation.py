@@ -40,11 +40,6 @@ class Conversation:
     outbox: Outbox | None = None
 
     @property
-    def began_with_system(self) -> bool:
-        """Whether the conversation has a system prompt."""
-        return any(span.role in (Role.SYSTEM, Role.SHARED) for span in self.spans)
-
-    @property
     def shared_tokens(self) -> int:
         """Tokens of the preamble that several agents share."""
         return sum(span.run.count for span in self.spans if span.role is Role.SHARED)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvbaton import codecs
 from kvbaton.errors import KvbatonError, StoreTimeout
-from kvbaton.reasons import placed
+from kvbaton.reasons import located, placed
 from kvbaton.stores import Reader
 from kvbaton.types import (
     AlignedLayer,
@@ -20,18 +20,23 @@ from kvbaton.types import (
     EncodedLayer,
     ExportedLayer,
     FetchedLayer,
+    Fidelity,
+    KVLayout,
     LayerRange,
     SegmentHeader,
     SlicedLayer,
     VerifiedLayer,
+    worst_fidelity,
 )
 from kvbaton.wire import segment
-from kvbaton.wire.structure import tensor_prefix
+from kvbaton.wire.structure import layer_places, tensor_prefix
 
 if TYPE_CHECKING:
     import torch
 
     _Tensors = tuple[torch.Tensor, torch.Tensor]
+
+EXACT = Fidelity()
 
 Opened = tuple[int, Reader, SegmentHeader]
 """Index in the manifest, open segment file, checked header."""
@@ -44,13 +49,26 @@ def slice_layers(exported: Iterable[ExportedLayer]) -> Iterator[SlicedLayer]:
 
 
 def encode_layers(
-    sliced: Iterable[SlicedLayer], chain: codecs.CodecChain
+    sliced: Iterable[SlicedLayer],
+    plan: codecs.CodecPlan,
+    layout: KVLayout,
+    *,
+    attended: Fidelity = EXACT,
 ) -> Iterator[EncodedLayer]:
-    """Stored tensors of each layer."""
-    described, fidelity = chain.to_json(), chain.fidelity
+    """Stored tensors of each layer by the plan's chains.
+
+    ``attended`` is the worst fidelity of everything that these positions attended to: no
+    encoding makes them better than that.
+    """
     for part in sliced:
-        tensors = chain.encode("k", part.keys) + chain.encode("v", part.values)
-        yield EncodedLayer(part.span, part.layer, part.run, described, described, tensors, fidelity)
+        k_chain, v_chain = plan.chains(part.layer)
+        k_place, v_place = layer_places(layout, part.layer, part.run.first)
+        with located(f"$.layers[{part.layer}]"):
+            tensors = k_chain.encode(part.keys, k_place) + v_chain.encode(part.values, v_place)
+        yield EncodedLayer(
+            part.span, part.layer, part.run, k_chain.to_json(), v_chain.to_json(), tensors,
+            worst_fidelity(attended, plan.fidelity),
+        )  # fmt: skip
 
 
 def get_layers(opened: Sequence[Opened], abandoned: Event) -> Iterator[tuple[int, FetchedLayer]]:
@@ -144,9 +162,10 @@ class _Decoder:
         for name, suffix, start, stop in self._places[place.layer]:
             stored[name][suffix] = data[start:stop]
         k_chain, v_chain = self._chain(place.k_codec), self._chain(place.v_codec)
-        dtype = self._header.layout.dtype
-        keys = k_chain.decode(stored["k"], dtype, (heads, count, k_dim))
-        values = v_chain.decode(stored["v"], dtype, (heads, count, v_dim))
+        layout = self._header.layout
+        k_place, v_place = layer_places(layout, place.layer, place.run.first)
+        keys = k_chain.decode(stored["k"], layout.dtype, (heads, count, k_dim), k_place)
+        values = v_chain.decode(stored["v"], layout.dtype, (heads, count, v_dim), v_place)
         if k_chain.views and v_chain.views:
             self._last = data, structure, (keys, values)
         return keys, values

@@ -143,11 +143,12 @@ class Relay:
         domain: TrustDomain,
         *,
         segment_tokens: int = SEGMENT_TOKENS,
-        codec: codecs.CodecChain = codecs.EXACT,
+        plan: codecs.CodecPlan | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.engine, self.store, self.domain = engine, store, domain
-        self.segment_tokens, self.codec = segment_tokens, codec
+        self.segment_tokens = segment_tokens
+        self.plan = plan or codecs.exact_plan(len(engine.layout.layers))
         self.observe: Observer = observer or (lambda event, facts: None)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
@@ -157,7 +158,9 @@ class Relay:
     ) -> Iterator[tuple[SegmentRef, int]]:
         """Bring spans of a cache into the store; yields each segment and the bytes written."""
         exported = clock.timed("export", self.engine.export(cache, spans))
-        encoded = clock.timed("encode", encode_layers(slice_layers(exported), self.codec))
+        encoded = clock.timed(
+            "encode", encode_layers(slice_layers(exported), self.plan, self.engine.layout)
+        )
         function = self.engine.function.digest
         for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
             yield self._put(sealed, ids, clock)
@@ -176,6 +179,7 @@ class Relay:
                 producer=self.engine.producer,
                 token_digest=tokens,
                 prefix_key=before,
+                storage=codecs.storage,
             )
 
     def _put(
@@ -466,8 +470,9 @@ class Relay:
             with located(f"$.segments[{index}]"):
                 reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
                 header = segment.read_header(
-                    reader.read, file_size=reader.size_bytes, address=ref.address, keys=keys
-                )
+                    reader.read, file_size=reader.size_bytes, address=ref.address, keys=keys,
+                    storage=codecs.storage,
+                )  # fmt: skip
                 check_segment(
                     header, ref, function=function, token_digest=tokens, prefix_key=prefix_key
                 )

@@ -229,6 +229,21 @@ class SlicedLayer(ExportedLayer):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where K or V of one layer belongs: what a codec may know besides the numbers.
+
+    ``name`` is ``k`` or ``v``; ``first`` is the position of the first token in the sequence in
+    which it was computed; ``rope`` is how keys of this layer were rotated, None where they were
+    not (and for values).
+    """
+
+    name: Literal["k", "v"]
+    layer: int
+    first: int
+    rope: RopeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor as it lies in a segment: ``name`` without the layer prefix (``k``, ``v``,
     ``k.scale``), safetensors ``dtype``, ``shape``, and its little-endian bytes in C order."""

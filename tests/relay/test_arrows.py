@@ -26,6 +26,7 @@ from kvbaton.types import (
     KVLayout,
     LayerKind,
     LayerLayout,
+    Place,
     SegmentKind,
     SegmentSpan,
     TokenRun,
@@ -66,7 +67,7 @@ def shipped() -> tuple[list[ExportedLayer], list[Any]]:
     for index, span in enumerate(SPANS):
         layers = exported(span)
         sealed = segment.seal_segment(
-            encode_layers(slice_layers(layers), codecs.EXACT),
+            encode_layers(slice_layers(layers), codecs.exact_plan(len(LAYOUT.layers)), LAYOUT),
             keys=KEYS,
             function="f0" * 32,
             layout=LAYOUT,
@@ -117,7 +118,7 @@ def test_places_found_once_are_those_found_each_time(shipped: Any) -> None:
                 slow.k_codec if name == "k" else slow.v_codec, codecs.CODECS
             )
             shape = (spec.kv_heads, place.run.count, dim)
-            want = chain.decode({"": tensors[name].data}, LAYOUT.dtype, shape)
+            want = chain.decode({"": tensors[name].data}, LAYOUT.dtype, shape, Place(name, 0, 0))
             assert torch.equal(got, want)
 
 
@@ -162,7 +163,7 @@ def copies_of_equal_layers() -> list[tuple[int, VerifiedLayer]]:
         ExportedLayer(span, i, span, torch.randn(1, 4, 4), torch.randn(1, 4, 4)) for i in range(3)
     ]
     sealed = segment.seal_segment(
-        encode_layers(slice_layers(layers), codecs.EXACT),
+        encode_layers(slice_layers(layers), codecs.exact_plan(len(LAYOUT.layers)), LAYOUT),
         keys=KEYS,
         function="f0" * 32,
         layout=layout,
@@ -200,11 +201,11 @@ class Negate(TensorToTensor):
 
     name = "negate"
 
-    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
         """The sender's side."""
         return -tensor
 
-    def inverse(self, tensor: torch.Tensor) -> torch.Tensor:
+    def inverse(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
         """The receiver's side."""
         return -tensor
 
@@ -213,6 +214,6 @@ def test_chains_run_forwards_and_backwards() -> None:
     """Codecs before the packer are applied in order and undone in the reverse order."""
     chain = CodecChain((Negate(), Raw()))
     tensor = torch.arange(6.0).view(1, 3, 2)
-    (stored,) = chain.encode("k", tensor)
+    (stored,) = chain.encode(tensor, Place("k", 0, 0))
     assert torch.frombuffer(stored.data, dtype=torch.float32).tolist() == [0, -1, -2, -3, -4, -5]
-    assert torch.equal(chain.decode({"": stored.data}, "F32", (1, 3, 2)), tensor)
+    assert torch.equal(chain.decode({"": stored.data}, "F32", (1, 3, 2), Place("k", 0, 0)), tensor)

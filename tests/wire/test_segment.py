@@ -21,6 +21,7 @@ from kvbaton.types import (
     KVLayout,
     LayerKind,
     LayerLayout,
+    Place,
     RopeSpec,
     SegmentKind,
     SegmentSpan,
@@ -200,11 +201,12 @@ def test_fidelity_is_the_worst_of_the_layers() -> None:
 
 
 def _int8_storage(
-    codec: tuple[JSON, ...], *, name: str, shape: tuple[int, int, int], dtype: str, at: str
+    codec: tuple[JSON, ...], *, place: Place, shape: tuple[int, int, int], dtype: str, at: str
 ) -> Expected:
     """A codec with codes, one scale per head, and a blob of any length."""
     if codec != ({"name": "int8"},):
-        return raw_storage(codec, name=name, shape=shape, dtype=dtype, at=at)
+        return raw_storage(codec, place=place, shape=shape, dtype=dtype, at=at)
+    name = place.name
     return {
         name: ("I8", shape),
         f"{name}.blob": ("U8", None),

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kvbaton.codecs import storage
 from kvbaton.errors import NotFound
 from kvbaton.reasons import located
 from kvbaton.seals import TrustDomain
@@ -235,8 +236,9 @@ def _parts(stack: ExitStack, store: Store, domain: TrustDomain, manifest: Manife
         with located(at):
             reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
             header = read_header(
-                reader.read, file_size=reader.size_bytes, address=ref.address, keys=domain.keys
-            )
+                reader.read, file_size=reader.size_bytes, address=ref.address, keys=domain.keys,
+                storage=storage,
+            )  # fmt: skip
         parts += [_Part(at, reader, header, part) for part in header.ranges]
     return parts
 

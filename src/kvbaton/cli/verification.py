@@ -9,6 +9,7 @@ from typing import Any
 
 from kvbaton.cli.holdings import OTHER_KEY, read_manifest, read_transcript, require_domain
 from kvbaton.cli.output import error_json
+from kvbaton.codecs import storage
 from kvbaton.errors import (
     DigestMismatch,
     FormatError,
@@ -165,8 +166,9 @@ class Examination:
     def _header(self, reader: Reader, address: str) -> SegmentHeader:
         try:
             return read_header(
-                reader.read, file_size=reader.size_bytes, address=address, keys=self.domain.keys
-            )
+                reader.read, file_size=reader.size_bytes, address=address, keys=self.domain.keys,
+                storage=storage,
+            )  # fmt: skip
         except DigestMismatch as error:
             raise DigestMismatch(error.sentence, at=error.at, hint=OTHER_KEY) from error
 

@@ -9,10 +9,9 @@ from kvbaton.codecs.base import (
     TensorToTensor,
     chain_from_json,
 )
+from kvbaton.codecs.plan import CodecPlan, exact_plan, uniform
 from kvbaton.codecs.raw import Raw
-
-CODECS: dict[str, type[Codec]] = {Raw.name: Raw}
-"""Registered codecs by name."""
+from kvbaton.codecs.storage import CODECS, storage
 
 EXACT = CodecChain((Raw(),))
 """The chain of the ``exact`` profile."""
@@ -23,9 +22,13 @@ __all__ = [
     "BytesToBytes",
     "Codec",
     "CodecChain",
+    "CodecPlan",
     "Raw",
     "StoredShape",
     "TensorToBytes",
     "TensorToTensor",
     "chain_from_json",
+    "exact_plan",
+    "storage",
+    "uniform",
 ]

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbaton.errors import Fault, FormatError, InputError
-from kvbaton.types import JSON, Fidelity, StoredTensor
+from kvbaton.types import JSON, Fidelity, Place, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +52,11 @@ class TensorToTensor(Codec):
     """Transforms a tensor ``[kv_heads, tokens, head_dim]`` reversibly."""
 
     @abstractmethod
-    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
         """Sender's side."""
 
     @abstractmethod
-    def inverse(self, tensor: torch.Tensor) -> torch.Tensor:
+    def inverse(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
         """Receiver's side."""
 
 
@@ -69,15 +69,17 @@ class TensorToBytes(Codec):
     views: ClassVar[bool] = False
 
     @abstractmethod
-    def storage(self, dtype: str, shape: Shape) -> Mapping[str, StoredShape]:
+    def storage(self, dtype: str, shape: Shape, place: Place) -> Mapping[str, StoredShape]:
         """Stored tensors by suffix (``""`` for the main one, ``"scale"``, ...), without torch."""
 
     @abstractmethod
-    def pack(self, tensor: torch.Tensor) -> Mapping[str, StoredTensor]:
+    def pack(self, tensor: torch.Tensor, place: Place) -> Mapping[str, StoredTensor]:
         """Stored tensors of ``tensor`` by suffix; their names are given by the chain."""
 
     @abstractmethod
-    def unpack(self, stored: Mapping[str, memoryview], dtype: str, shape: Shape) -> torch.Tensor:
+    def unpack(
+        self, stored: Mapping[str, memoryview], dtype: str, shape: Shape, place: Place
+    ) -> torch.Tensor:
         """The tensor again; it may share memory with ``stored``."""
 
 
@@ -140,13 +142,13 @@ class CodecChain:
         """The chain as a header carries it."""
         return tuple(codec.to_json() for codec in self.codecs)
 
-    def encode(self, name: str, tensor: torch.Tensor) -> tuple[StoredTensor, ...]:
-        """Stored tensors of ``tensor``, named ``name`` and ``name.suffix``, sorted."""
+    def encode(self, tensor: torch.Tensor, place: Place) -> tuple[StoredTensor, ...]:
+        """Stored tensors of ``tensor``, named by the place (``k``, ``k.scale``), sorted."""
         for codec in self._before:
-            tensor = codec.forward(tensor)
-        packed = self.packer.pack(tensor)
+            tensor = codec.forward(tensor, place)
+        packed = self.packer.pack(tensor, place)
         return tuple(
-            StoredTensor(_joined(name, suffix), t.dtype, t.shape, self._squeezed(t.data))
+            StoredTensor(_joined(place.name, suffix), t.dtype, t.shape, self._squeezed(t.data))
             for suffix, t in sorted(packed.items())
         )
 
@@ -155,24 +157,23 @@ class CodecChain:
             data = codec.squeeze(data)
         return data
 
-    def decode(self, stored: Mapping[str, memoryview], dtype: str, shape: Shape) -> torch.Tensor:
+    def decode(
+        self, stored: Mapping[str, memoryview], dtype: str, shape: Shape, place: Place
+    ) -> torch.Tensor:
         """The tensor again from its stored bytes by suffix."""
         if self._behind:
-            stored = {
-                suffix: self._expanded(suffix, data, dtype, shape)
-                for suffix, data in stored.items()
-            }
-        tensor = self.packer.unpack(stored, dtype, shape)
+            wanted = self.packer.storage(dtype, shape, place)
+            stored = {name: self._expanded(data, wanted[name]) for name, data in stored.items()}
+        tensor = self.packer.unpack(stored, dtype, shape, place)
         for codec in reversed(self._before):
-            tensor = codec.inverse(tensor)
+            tensor = codec.inverse(tensor, place)
         return tensor
 
-    def _expanded(self, suffix: str, data: memoryview, dtype: str, shape: Shape) -> memoryview:
+    def _expanded(self, data: memoryview, wanted: StoredShape) -> memoryview:
         from math import prod
 
         from kvbaton.types import DTYPE_BYTES
 
-        wanted = self.packer.storage(dtype, shape)[suffix]
         limit = prod(wanted.shape) * DTYPE_BYTES[wanted.dtype]
         for codec in reversed(self._behind):
             data = codec.expand(data, limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbaton.codecs.base import Shape, StoredShape, TensorToBytes
-from kvbaton.types import StoredTensor
+from kvbaton.types import Place, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +20,11 @@ class Raw(TensorToBytes):
     name: ClassVar[str] = "raw"
     views: ClassVar[bool] = True
 
-    def storage(self, dtype: str, shape: Shape) -> Mapping[str, StoredShape]:
+    def storage(self, dtype: str, shape: Shape, place: Place) -> Mapping[str, StoredShape]:
         """One stored tensor of the same dtype and shape."""
         return {"": StoredShape(dtype, shape)}
 
-    def pack(self, tensor: torch.Tensor) -> Mapping[str, StoredTensor]:
+    def pack(self, tensor: torch.Tensor, place: Place) -> Mapping[str, StoredTensor]:
         """The tensor's own memory, if it is contiguous on the host."""
         import torch
 
@@ -34,7 +34,9 @@ class Raw(TensorToBytes):
         data = memoryview(flat.numpy()).cast("B")
         return {"": StoredTensor("", SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape), data)}
 
-    def unpack(self, stored: Mapping[str, memoryview], dtype: str, shape: Shape) -> torch.Tensor:
+    def unpack(
+        self, stored: Mapping[str, memoryview], dtype: str, shape: Shape, place: Place
+    ) -> torch.Tensor:
         """A tensor over the stored bytes; nothing is copied."""
         import torch
 

@@ -19,6 +19,7 @@ from kvbaton.types import (
     KVLayout,
     LayerLayout,
     LayerRange,
+    Place,
     SegmentKind,
     SegmentSpan,
     TensorRecord,
@@ -53,12 +54,13 @@ class Storage(Protocol):
     """Which tensors a codec chain stores for one K or V."""
 
     def __call__(
-        self, codec: Chain, *, name: str, shape: tuple[int, int, int], dtype: str, at: str
+        self, codec: Chain, *, place: Place, shape: tuple[int, int, int], dtype: str, at: str
     ) -> Expected:
-        """Return ``{tensor name: (safetensors dtype, shape)}`` for ``name`` (``k`` or ``v``).
+        """Return ``{tensor name: (safetensors dtype, shape)}`` of K or V at ``place``.
 
         ``shape`` is ``(kv_heads, tokens, head_dim)`` and ``dtype`` the cache's.  Names begin with
-        ``name`` and use ``a-z 0-9 . _``.  A shape of None stands for one axis of any length.
+        the place's name and use ``a-z 0-9 . _``; they depend on the layer's structure, not on its
+        number.  A shape of None stands for one axis of any length.
 
         Raises
         ------
@@ -68,13 +70,13 @@ class Storage(Protocol):
 
 
 def raw_storage(
-    codec: Chain, *, name: str, shape: tuple[int, int, int], dtype: str, at: str
+    codec: Chain, *, place: Place, shape: tuple[int, int, int], dtype: str, at: str
 ) -> Expected:
     """The :class:`Storage` of :data:`RAW` alone."""
     if codec != RAW:
         names = "+".join(str(step.get("name"))[:40] for step in codec)
         raise f.refuse(f"unknown codec {names!r}", Fault.UNKNOWN_CODEC, at)
-    return {name: (dtype, shape)}
+    return {place.name: (dtype, shape)}
 
 
 def pad_bytes(offset: int) -> int:
@@ -224,32 +226,43 @@ def expect_tensors(
     return tuple(records), ",".join(spelled)
 
 
+def layer_places(layout: KVLayout, layer: int, first: int) -> tuple[Place, Place]:
+    """Where K and V of a layer belong whose first token stands at ``first``."""
+    index = layout.layers[layer].rope
+    rope = layout.ropes[index] if index >= 0 else None
+    return Place("k", layer, first, rope), Place("v", layer, first)
+
+
 def _plans(
     layout: KVLayout, ranges: Sequence[LayerRange], codecs: Sequence[Chain], storage: Storage
 ) -> list[tuple[_Tensor, ...]]:
     """The plan of each range; alike layers share theirs."""
-    known: dict[tuple[int, int, int, int], tuple[_Tensor, ...]] = {}
+    known: dict[tuple[int, int, int, int, int], tuple[_Tensor, ...]] = {}
     plans = []
     for part in ranges:
         spec = layout.layers[part.layer]
-        key = (id(spec), part.run.count, part.k_codec, part.v_codec)
+        key = (id(spec), part.run.first, part.run.count, part.k_codec, part.v_codec)
         if (plan := known.get(key)) is None:
-            plan = known[key] = _plan(spec, part, codecs, storage, layout.dtype)
+            plan = known[key] = _plan(layout, part, codecs, storage)
         plans.append(plan)
     return plans
 
 
 def _plan(
-    spec: LayerLayout, part: LayerRange, codecs: Sequence[Chain], storage: Storage, dtype: str
+    layout: KVLayout, part: LayerRange, codecs: Sequence[Chain], storage: Storage
 ) -> tuple[_Tensor, ...]:
     """Tensors of one layer sorted by name."""
     wanted = []
-    for name, codec, dim in (("k", part.k_codec, spec.k_dim), ("v", part.v_codec, spec.v_dim)):
+    spec = layout.layers[part.layer]
+    for place, codec in zip(
+        layer_places(layout, part.layer, part.run.first), (part.k_codec, part.v_codec), strict=True
+    ):
+        dim = spec.k_dim if place.name == "k" else spec.v_dim
         shape = (spec.kv_heads, part.run.count, dim)
         at = f"$.codecs[{codec}]"
-        stored = storage(codecs[codec], name=name, shape=shape, dtype=dtype, at=at)
+        stored = storage(codecs[codec], place=place, shape=shape, dtype=layout.dtype, at=at)
         for suffix, (stored_dtype, axes) in sorted(stored.items()):
-            if not (suffix.startswith(name) and _SUFFIX.fullmatch(suffix)):
+            if not (suffix.startswith(place.name) and _SUFFIX.fullmatch(suffix)):
                 raise f.refuse(f"bad tensor name {suffix[:80]!r}", Fault.UNKNOWN_TENSOR, at)
             wanted.append(_wanted(suffix, stored_dtype, axes))
     return tuple(wanted)

@@ -1,0 +1,1 @@
+"""Alignment: slice and align; what is moved stands where a recomputation would put it."""

@@ -1,0 +1,1 @@
+"""Probes: checks of an attached cache that need the model."""

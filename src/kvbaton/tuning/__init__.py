@@ -1,0 +1,1 @@
+"""Tuning: measuring codec plans on a model, and searching for smaller ones."""

@@ -202,6 +202,19 @@ class TokenRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Positions ``run`` of a baton, to stand at ``to`` and the positions after it."""
+
+    run: TokenRun
+    to: int
+
+    @property
+    def shift(self) -> int:
+        """Distance of the move; negative towards the beginning."""
+        return self.to - self.run.first
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSpan(TokenRun):
     """A run of tokens that becomes one segment."""
 
@@ -496,6 +509,10 @@ class ReasonCode(StrEnum):
     TWO_SYSTEM_PROMPTS = "two-system-prompts"
     PREFIX_HIT = "prefix-hit"
     SHARED_PREFIX_DIFFERS = "shared-prefix-differs"
+    HOPS = "lossy-hops"
+    CALIBRATION = "calibration-missing"
+    WINDOW_FITTED = "window-fitted"
+    FIRST_TOKENS = "first-tokens-odd"
 
 
 @dataclass(frozen=True, slots=True)

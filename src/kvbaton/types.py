@@ -7,7 +7,7 @@ Tensors appear in annotations only, so this module imports nothing heavy.  Shape
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -184,8 +184,12 @@ class Fidelity:
 
 
 def worst_fidelity(*several: Fidelity) -> Fidelity:
-    """The worst of several; exact where there are none."""
-    return max(several, key=lambda f: f.rank, default=Fidelity())
+    """The worst class of several, with the codec of the worst one that has lost something."""
+    worst = max(several, key=lambda f: f.rank, default=Fidelity())
+    lossy = [f for f in several if f.codec != Fidelity().codec]
+    if not lossy or worst.codec != Fidelity().codec:
+        return worst
+    return replace(max(lossy, key=lambda f: f.rank), kind=worst.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,14 @@ class Move:
     def shift(self) -> int:
         """Distance of the move; negative towards the beginning."""
         return self.to - self.run.first
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Positions ``run`` of a baton that come to stand at ``to`` and the following positions."""
+
+    run: TokenRun
+    to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +358,29 @@ class SealedSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """A segment as a manifest lists it."""
+    """A segment as a manifest lists it.
+
+    ``span`` are the positions at which it was computed; ``shift`` is how far it was moved from
+    there, so that its keys are rotated when it is attached.
+    """
 
     address: str
     span: SegmentSpan
     size_bytes: int
     fidelity: Fidelity = field(default_factory=Fidelity)
+    shift: int = 0
+
+    @property
+    def run(self) -> TokenRun:
+        """Its positions in the baton."""
+        return TokenRun(self.span.first + self.shift, self.span.count)
+
+    @property
+    def promised(self) -> Fidelity:
+        """What it promises where it stands: what was moved is approximate."""
+        if self.shift == 0:
+            return self.fidelity
+        return replace(self.fidelity, kind=FidelityClass.APPROXIMATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +538,12 @@ class ReasonCode(StrEnum):
     TWO_SYSTEM_PROMPTS = "two-system-prompts"
     PREFIX_HIT = "prefix-hit"
     SHARED_PREFIX_DIFFERS = "shared-prefix-differs"
+    HOPS = "lossy-hops"
+    CALIBRATION = "calibration-missing"
+    SLICE_REFUSED = "slice-refused"
+    REPAIR_REFUSED = "repair-refused"
+    WINDOW_FITTED = "window-fitted"
+    FIRST_TOKENS = "first-tokens-odd"
     HOPS = "lossy-hops"
     CALIBRATION = "calibration-missing"
     WINDOW_FITTED = "window-fitted"

@@ -207,19 +207,6 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Positions ``run`` of a baton, to stand at ``to`` and the positions after it."""
-
-    run: TokenRun
-    to: int
-
-    @property
-    def shift(self) -> int:
-        """Distance of the move; negative towards the beginning."""
-        return self.to - self.run.first
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
     """Positions ``run`` of a baton that come to stand at ``to`` and the following positions."""
 
     run: TokenRun
@@ -542,10 +529,6 @@ class ReasonCode(StrEnum):
     CALIBRATION = "calibration-missing"
     SLICE_REFUSED = "slice-refused"
     REPAIR_REFUSED = "repair-refused"
-    WINDOW_FITTED = "window-fitted"
-    FIRST_TOKENS = "first-tokens-odd"
-    HOPS = "lossy-hops"
-    CALIBRATION = "calibration-missing"
     WINDOW_FITTED = "window-fitted"
     FIRST_TOKENS = "first-tokens-odd"
 

@@ -29,7 +29,10 @@ class TakeContext:
     """What the receiver knows before any segment is read.
 
     ``reusable_tokens`` is the longest common prefix of the baton's ids and the receiver's prompt,
-    at least one short of the prompt; ``room_tokens`` is room for generation.
+    at least one short of the prompt; ``room_tokens`` is room for generation.  ``max_lossy_hops``
+    is how many lossy or approximate hand-offs since the last exact prefill are accepted (None: any
+    number); ``calibrations`` are the digests of the calibration records that are known for the
+    receiver's function, and ``model`` is what the command that makes one calls it.
     """
 
     function: FunctionId
@@ -40,6 +43,9 @@ class TakeContext:
     room_tokens: int
     free_memory_bytes: int
     minimum: FidelityClass = FidelityClass.APPROXIMATE
+    max_lossy_hops: int | None = 3
+    calibrations: frozenset[str] = frozenset()
+    model: str = ""
 
 
 Gate = Callable[[Manifest, TakeContext], Verdict]
@@ -68,6 +74,36 @@ def fidelity(manifest: Manifest, context: TakeContext) -> Verdict:
     return _deny(
         ReasonCode.FIDELITY,
         f"the cache is {manifest.fidelity.kind}, the receiver asks for {context.minimum}",
+    )
+
+
+def calibration(manifest: Manifest, context: TakeContext) -> Verdict:
+    """What a lossy codec encoded must have been measured for this model: a record is known."""
+    promised = [manifest.fidelity, *(ref.fidelity for ref in manifest.segments)]
+    for fidelity in promised:
+        if _needs_record(fidelity) and fidelity.calibration not in context.calibrations:
+            return _deny(
+                ReasonCode.CALIBRATION,
+                f"no calibration record is known here for codec {fidelity.codec!r} on this model; "
+                f"make one with: kvbaton tune-codec {context.model or 'MODEL'}",
+            )
+    return Allow()
+
+
+def _needs_record(fidelity: Fidelity) -> bool:
+    """Whether a codec has lost something: what is approximate may still be the raw bytes."""
+    return fidelity.kind is FidelityClass.LOSSY or fidelity.codec != Fidelity().codec
+
+
+def hops(manifest: Manifest, context: TakeContext) -> Verdict:
+    """After too many lossy hand-offs the ids are prefilled, and an exact baton can begin anew."""
+    limit, lossy = context.max_lossy_hops, manifest.hops.lossy
+    if limit is None or lossy <= limit:
+        return Allow()
+    return _deny(
+        ReasonCode.HOPS,
+        f"{lossy} lossy or approximate hand-offs since the last exact prefill, and at most "
+        f"{limit} are accepted",
     )
 
 
@@ -117,7 +153,9 @@ def memory(manifest: Manifest, context: TakeContext) -> Verdict:
     )
 
 
-GATES: tuple[Gate, ...] = (has_kv, compatibility, fidelity, divergence, window, memory)
+GATES: tuple[Gate, ...] = (
+    has_kv, compatibility, fidelity, calibration, hops, divergence, window, memory,
+)  # fmt: skip
 """All gates in their order."""
 
 

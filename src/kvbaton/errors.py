@@ -9,8 +9,10 @@
     │   ├── WindowExceeded                more tokens than the model can attend to
     │   ├── PipelineError                 a pipeline file, with the path into it
     │   ├── SettingsError                 an environment variable or option value
+    │   ├── NotCalibrated                 a lossy profile that was not measured on this model
     │   ├── StaleTurn                     a turn whose cache has moved on
-    │   └── CacheBusy                     a cache that another request is using
+    │   ├── CacheBusy                     a cache that another request is using
+    │   └── LossySource                   quantizing again what has been quantized
     ├── Unsupported                   4   never guessed, always refused
     │   ├── UnsupportedLayout             a cache whose meaning we cannot state
     │   └── UnsupportedModel              a model that cannot be loaded faithfully
@@ -94,12 +96,20 @@ class SettingsError(InputError):
     """An environment variable or an option has a value that cannot be used."""
 
 
+class NotCalibrated(InputError):
+    """A lossy codec profile has no calibration record for this model; the hint makes one."""
+
+
 class StaleTurn(InputError):
     """The turn's cache has moved on, so the turn can no longer be exported."""
 
 
 class CacheBusy(InputError):
     """The cache is in use by another request."""
+
+
+class LossySource(InputError):
+    """Encoding this would quantize again what a codec has quantized before."""
 
 
 class Unsupported(KvbatonError):

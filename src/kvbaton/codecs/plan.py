@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from kvbaton.codecs.base import CodecChain
+from kvbaton.codecs.base import Codec, CodecChain, chain_from_json
 from kvbaton.codecs.raw import Raw
-from kvbaton.errors import InputError
-from kvbaton.types import Fidelity, FidelityClass
+from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.types import JSON, Fidelity, FidelityClass
 
 Chains = tuple[CodecChain, CodecChain]
 """Of keys and of values."""
@@ -75,6 +76,19 @@ class CodecPlan:
         """The same plan, measured by a calibration record."""
         return replace(self, calibration=digest)
 
+    def to_json(self) -> JSON:
+        """``{"name", "chains", "layers"}``: each chain once, and two indices per layer.
+
+        The calibration is not part of it: a record holds the plan, not the other way round.
+        """
+        chains = list(dict.fromkeys(chain for pair in self.layers for chain in pair))
+        places = {chain: index for index, chain in enumerate(chains)}
+        return {
+            "name": self.name,
+            "chains": [list(chain.to_json()) for chain in chains],
+            "layers": [[places[keys], places[values]] for keys, values in self.layers],
+        }
+
 
 def uniform(name: str, keys: CodecChain, values: CodecChain, layers: int) -> CodecPlan:
     """The same chains in every layer."""
@@ -90,3 +104,42 @@ def exact_plan(layers: int) -> CodecPlan:
 def plan_of(name: str, layers: Sequence[Chains]) -> CodecPlan:
     """A plan from chains by layer."""
     return CodecPlan(name, tuple(layers))
+
+
+def plan_from_json(value: Any, known: Mapping[str, type[Codec]], *, at: str = "$") -> CodecPlan:
+    """Inverse of :meth:`CodecPlan.to_json`.
+
+    Raises
+    ------
+    FormatError
+        It is no plan, or it names a codec that is not ``known``; ``at`` is the place.
+    """
+    try:
+        name, described, layers = value["name"], value["chains"], value["layers"]
+        if not (isinstance(name, str) and name.isascii() and name):
+            raise TypeError(name)
+        pairs = [(int(keys), int(values)) for keys, values in layers]
+        entries = [[dict(codec) for codec in chain] for chain in described]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError("not a codec plan", fault=Fault.WRONG_TYPE, at=at) from error
+    chains = [_chain(entry, known, f"{at}.chains[{i}]") for i, entry in enumerate(entries)]
+    for index, pair in enumerate(pairs):
+        if not all(0 <= chain < len(chains) for chain in pair):
+            raise FormatError(
+                f"layer {index} names a chain that is not there",
+                fault=Fault.OUT_OF_RANGE,
+                at=f"{at}.layers[{index}]",
+            )
+    if not pairs:
+        raise FormatError("the plan has no layers", fault=Fault.WRONG_TYPE, at=f"{at}.layers")
+    return CodecPlan(name, tuple((chains[keys], chains[values]) for keys, values in pairs))
+
+
+def _chain(entry: Sequence[JSON], known: Mapping[str, type[Codec]], at: str) -> CodecChain:
+    try:
+        return chain_from_json(entry, known)
+    except FormatError as error:
+        error.at = at + error.at.removeprefix("$.codecs")
+        raise
+    except InputError as error:
+        raise FormatError(error.sentence, fault=Fault.WRONG_TYPE, at=at) from error

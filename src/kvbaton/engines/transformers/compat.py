@@ -149,6 +149,13 @@ _ELSEWHERE = ("rope_type", "type", "partial_rotary_factor", "rope_theta")
 """Parameters that the table's kind, its size or its base already state."""
 
 
+def _elsewhere(name: str, kind: str) -> bool:
+    """Whether a parameter is stated elsewhere; a proportional table has the size of the head."""
+    if kind == "proportional" and name == "partial_rotary_factor":
+        return False
+    return name in _ELSEWHERE
+
+
 def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]:
     fresh = _original_tables(type(module)(module.config))
     for prefix, inv_freq in sorted(_original_tables(module).items()):
@@ -167,7 +174,7 @@ def _tables_of(module: Any, layer_type: str, config: Any) -> Iterator[RopeTable]
             attention_factor=float(factor),
             base=_legacy_base(config, where) if base is None else float(base),
             parameters={
-                k: v for k, v in parameters.items() if v is not None and k not in _ELSEWHERE
+                k: v for k, v in parameters.items() if v is not None and not _elsewhere(k, kind)
             },
             as_configured=torch.allclose(inv_freq, fresh[prefix], rtol=_TABLE_NOISE, atol=0),
         )
@@ -180,13 +187,28 @@ def _original_tables(module: Any) -> dict[str, torch.Tensor]:
     """
     suffix = "inv_freq"
     names = [n for n, _ in module.named_buffers() if n.endswith(suffix) and "original" not in n]
-    prefixes = [name.removesuffix(suffix) for name in names]
     return {
-        prefix: getattr(module, f"{prefix}original_{suffix}", getattr(module, prefix + suffix))
-        .detach()
-        .to("cpu", torch.float32)
-        for prefix in prefixes
+        name.removesuffix(suffix): _original_table(module, name).detach().to("cpu", torch.float32)
+        for name in names
     }
+
+
+def _original_table(module: Any, name: str) -> torch.Tensor:
+    """The table in use, or the one that it was before a length changed it.
+
+    Before 5.0 the original is no buffer: it stays as it was when a model's dtype is changed.
+    """
+    prefix = name.removesuffix("inv_freq")
+    kind = module.rope_type[prefix.removesuffix("_")] if prefix else module.rope_type
+    current = getattr(module, name)
+    if kind == "longrope" or (kind == "dynamic" and _has_grown(module, prefix)):
+        return getattr(module, f"{prefix}original_inv_freq", current)
+    return current
+
+
+def _has_grown(module: Any, prefix: str) -> bool:
+    seen = getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached)
+    return bool(seen > module.original_max_seq_len)
 
 
 def _rope_parameters(config: Any, layer_type: str) -> dict[str, Any]:

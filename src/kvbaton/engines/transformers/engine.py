@@ -142,6 +142,14 @@ class TransformersEngine(Engine):
         kept = self.model.state_dict().keys()
         return [(n, b) for n, b in self.model.named_buffers() if n in kept]
 
+    @property
+    def frequencies(self) -> tuple[torch.Tensor, ...]:
+        """Inverse frequencies ``[rotary_dim / 2]`` float32 by index of the RoPE.
+
+        Those that the model has in memory, at lengths up to the original one.
+        """
+        return tuple(t.inv_freq for t in compat.rope_tables(self.model, self.model.config))
+
     # -- computing ------------------------------------------------------------------------------
 
     def _count(self, module: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from kvbaton.engines.transformers import compat, identity
+from kvbaton.engines.transformers import compat
 from kvbaton.errors import UnsupportedLayout
+from kvbaton.rope import table_digest
 from kvbaton.types import KVLayout, LayerKind, LayerLayout, Pairing, RopeSpec
 
 FAMILIES: dict[str, Pairing] = {
@@ -231,4 +232,4 @@ def _table_digest(table: compat.RopeTable, parameters: tuple[tuple[str, Any], ..
     """
     if not table.as_configured:
         return str(blake3(table.inv_freq.contiguous().numpy().tobytes()).hexdigest())
-    return identity.digest_of([table.kind, table.base, table.inv_freq.numel(), parameters])
+    return table_digest(table.kind, table.base, table.inv_freq.numel(), parameters)

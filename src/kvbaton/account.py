@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbaton.backing import Inherited
 from kvbaton.clock import Clock
 from kvbaton.decoding import Answer
 from kvbaton.relay import Taken
@@ -19,6 +21,7 @@ from kvbaton.types import (
     Receipt,
     Route,
     SegmentRef,
+    TokenRun,
     worst_fidelity,
 )
 
@@ -42,15 +45,26 @@ class Account:
     hops: Hops = field(default_factory=Hops)
     parents: tuple[str, ...] = ()
     held: tuple[SegmentRef, ...] = ()
+    inherited: tuple[Inherited, ...] = ()
 
     def enter(self, taken: Taken) -> Any:
         """Enter what a take brought; its cache, or None."""
         self.clock.add(taken.seconds)
         self.route, self.reused = taken.route, taken.reused
         self.reasons += taken.reasons
-        self.bytes_moved, self.held = taken.bytes_moved, taken.held
-        self.fidelity = worst_fidelity(*(ref.fidelity for ref in taken.held))
+        self.bytes_moved += taken.bytes_moved
+        self.held += taken.held
+        self.inherited += taken.inherited
+        self.fidelity = worst_fidelity(self.fidelity, *(i.fidelity for i in taken.inherited))
         return taken.cache
+
+    def inherit(self, known: Sequence[Inherited], tokens: int) -> None:
+        """Enter what the first ``tokens`` positions of a cache have inherited."""
+        for one in known:
+            count = min(one.run.stop, tokens) - one.run.first
+            if count > 0:
+                self.inherited += (Inherited(TokenRun(one.run.first, count), one.fidelity),)
+        self.fidelity = worst_fidelity(self.fidelity, *(i.fidelity for i in self.inherited))
 
     def receipt(self, answer: Answer, *, agent: str, model: str, context_tokens: int) -> Receipt:
         """The receipt of an answer."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvbaton.account import Account
+from kvbaton.backing import covered
 from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation, Turn, clip
 from kvbaton.decoding import Answer, Decoding, decode
@@ -30,7 +31,6 @@ from kvbaton.relay import Relay
 from kvbaton.types import (
     Baton,
     BatonRef,
-    Fidelity,
     FidelityClass,
     FunctionId,
     Hops,
@@ -163,7 +163,8 @@ class Agent:
         """A copy of what a diverging prompt has in common with the agent's own cache."""
         account.first_divergence = account.reused = agreed
         account.parents, account.hops = known.parents, known.hops
-        account.held = tuple(ref for ref in known.stored() if ref.span.stop <= agreed)
+        account.held = covered(known.stored(), agreed)
+        account.inherit(known.inherited, agreed)
         return self.relay.copy_prefix(known.cache, agreed, room=self._room(wanted, agreed, how))
 
     def _stored_prefix(
@@ -194,6 +195,7 @@ class Agent:
         account.reused, account.held = known.cache.length, known.stored()
         account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
         account.parents, account.hops = known.parents, known.hops
+        account.inherit(known.inherited, known.cache.length)
         return self._answer(known.cache, wanted, how, account)
 
     def _require_window(self, wanted: Prompt) -> None:
@@ -317,7 +319,7 @@ class Agent:
             return self._without_baton(error, messages, how, clock)
         wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
-        account.fidelity, account.hops = opened.manifest.fidelity, opened.manifest.hops
+        account.hops = opened.manifest.hops
         function = self.engine.function
         wanted = self._prompt_for(opened, instruction, messages, account, function)
         taken = self._take_kv(
@@ -405,8 +407,7 @@ class Agent:
         cache = account.enter(taken)
         account.parents = (baton.id,)
         if cache is None:
-            account.outcome, account.hops = Outcome.KV_UNUSABLE, Hops()
-            account.parents, account.fidelity = (), Fidelity()
+            account.outcome, account.hops, account.parents = Outcome.KV_UNUSABLE, Hops(), ()
         elif agreed == len(ids):
             account.pending = baton.manifest.pending_tokens
         self._require_window(wanted)
@@ -434,9 +435,10 @@ class Agent:
             account.held,
             account.parents,
             account.hops,
+            inherited=account.inherited,
         )
         if self.stream:
-            talk.outbox = Outbox(self.relay, cache, account.held)
+            talk.outbox = Outbox(self.relay, cache, account.held, account.inherited)
         clock = account.clock
 
         def settled(sampled: Sequence[int]) -> None:

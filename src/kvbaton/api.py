@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbaton import agent, models, settings
+from kvbaton.backing import Source
 from kvbaton.context import Context
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
-from kvbaton.relay import Relay, Source
+from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
 from kvbaton.types import Baton, BatonRef, Role, Span, TokenRun

@@ -6,7 +6,7 @@ One type per arrow, so what has not been verified cannot be decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from kvbaton.types import (
     LayerRange,
     SegmentHeader,
     SlicedLayer,
+    TokenRun,
     VerifiedLayer,
     worst_fidelity,
 )
@@ -34,16 +35,39 @@ from kvbaton.wire.structure import layer_places, tensor_prefix
 if TYPE_CHECKING:
     import torch
 
+    from kvbaton.alignment.shift import Shifter
+
     _Tensors = tuple[torch.Tensor, torch.Tensor]
 
 EXACT = Fidelity()
 
-Opened = tuple[int, Reader, SegmentHeader]
-"""Index in the manifest, open segment file, checked header."""
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A segment in the order of the manifest: its index there, its open file, its checked header,
+    and its position in the baton less the one at which it was computed."""
+
+    index: int
+    reader: Reader
+    header: SegmentHeader
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Positions ``run`` of a segment, as it was computed, that are attached.
+
+    They go to ``to`` in the cache that is filled; their keys are turned as if they stood at
+    ``position``.
+    """
+
+    run: TokenRun
+    to: int
+    position: int
 
 
 def slice_layers(exported: Iterable[ExportedLayer]) -> Iterator[SlicedLayer]:
-    """The whole of what was exported: batons carry prefixes so far."""
+    """What was exported: only the wanted positions were copied out of the cache."""
     for part in exported:
         yield SlicedLayer(part.span, part.layer, part.run, part.keys, part.values)
 
@@ -74,12 +98,13 @@ def encode_layers(
 def get_layers(opened: Sequence[Opened], abandoned: Event) -> Iterator[tuple[int, FetchedLayer]]:
     """Layer ranges by layer and then by position, each in private memory that is used again."""
     plan: list[tuple[LayerRange, Opened]] = [
-        (part, item) for item in opened for part in item[2].ranges
+        (part, item) for item in opened for part in item.header.ranges
     ]
-    plan.sort(key=lambda entry: (entry[0].layer, entry[0].run.first))
+    plan.sort(key=lambda entry: (entry[0].layer, entry[0].run.first + entry[1].shift))
     largest = max((part.stop - part.start for part, _ in plan), default=0)
     private = data = memoryview(bytearray(largest))
-    for part, (index, reader, header) in plan:
+    for part, item in plan:
+        index, reader, header = item.index, item.reader, item.header
         if abandoned.is_set():
             raise StoreTimeout("the take was abandoned")
         if len(data) != part.stop - part.start:
@@ -105,7 +130,9 @@ def verify_layers(
         yield index, VerifiedLayer(part.header, part.range, part.data)
 
 
-def decode_layers(verified: Iterable[tuple[int, VerifiedLayer]]) -> Iterator[DecodedLayer]:
+def decode_layers(
+    verified: Iterable[tuple[int, VerifiedLayer]],
+) -> Iterator[tuple[int, DecodedLayer]]:
     """Tensors again, by the codec chains that each segment's header names."""
     decoders: dict[int, _Decoder] = {}
     for index, part in verified:
@@ -117,7 +144,7 @@ def decode_layers(verified: Iterable[tuple[int, VerifiedLayer]]) -> Iterator[Dec
         except KvbatonError as error:
             placed(error, _at(index))
             raise
-        yield decoded
+        yield index, decoded
 
 
 def _at(index: int) -> str:
@@ -194,14 +221,30 @@ def _places(header: SegmentHeader) -> Iterator[tuple[int, list[tuple[str, str, i
         yield part.layer, found
 
 
-def align_layers(decoded: Iterable[DecodedLayer], tokens: int) -> Iterator[AlignedLayer]:
-    """Cut to the positions that are reused; in these modes keys already stand where they belong."""
-    for part in decoded:
-        count = min(part.run.stop, tokens) - part.run.first
-        if count == part.run.count:
-            yield AlignedLayer(part.span, part.layer, part.run, part.keys, part.values)
-        elif count > 0:
-            run = replace(part.run, count=count)
-            yield AlignedLayer(
-                part.span, part.layer, run, part.keys[:, :count], part.values[:, :count]
-            )
+def align_layers(
+    decoded: Iterable[tuple[int, DecodedLayer]],
+    cuts: Sequence[Sequence[Cut]],
+    shifter: Shifter | None = None,
+) -> Iterator[AlignedLayer]:
+    """Cut to the positions that are attached, keys turned to where they will stand.
+
+    ``cuts`` are those of each segment of the manifest, ascending.  Keys are turned once, from
+    what was stored; those that stay in their place are not touched.
+    """
+    for index, part in decoded:
+        for piece in cuts[index]:
+            first = max(part.run.first, piece.run.first)
+            count = min(part.run.stop, piece.run.stop) - first
+            if count <= 0:
+                continue
+            keys, values = part.keys, part.values
+            if count != part.run.count:
+                begin = first - part.run.first
+                keys, values = keys[:, begin : begin + count], values[:, begin : begin + count]
+            ahead = first - piece.run.first
+            if piece.position != piece.run.first and shifter is not None:
+                keys = shifter.moved(
+                    keys, layer=part.layer, old_first=first, new_first=piece.position + ahead
+                )
+            run = TokenRun(piece.to + ahead, count)
+            yield AlignedLayer(part.span, part.layer, run, keys, values)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbaton.backing import Inherited, Source
 from kvbaton.outbox import Outbox
-from kvbaton.relay import Source
 from kvbaton.triggers import Fired
 from kvbaton.types import (
     JSON,
@@ -27,7 +27,8 @@ class Conversation:
     """Token ids with their cache.
 
     The first ``cache.length`` of ``ids`` have KV; the rest are pending: sampled, never fed.
-    ``held`` are segments of the store that back the head of the cache.
+    ``held`` are segments of the store that back positions of the cache; ``inherited`` are the
+    positions whose KV is not exact.
     """
 
     cache: Any
@@ -38,6 +39,7 @@ class Conversation:
     parents: tuple[str, ...] = ()
     hops: Hops = field(default_factory=Hops)
     outbox: Outbox | None = None
+    inherited: tuple[Inherited, ...] = ()
 
     @property
     def shared_tokens(self) -> int:
@@ -45,23 +47,37 @@ class Conversation:
         return sum(span.run.count for span in self.spans if span.role is Role.SHARED)
 
     def stored(self) -> tuple[SegmentRef, ...]:
-        """Segments of the store that back the head of the cache, after what was streamed."""
+        """Segments of the store that back the cache, those that were streamed among them."""
         if self.outbox is not None:
-            streamed = self.outbox.finish()
-            if len(streamed) > len(self.held):
-                self.held = streamed
+            self._remember(self.outbox.finish())
         return self.held
 
     def shipped(self, segments: Sequence[SegmentRef]) -> None:
-        """Remember what a hand-off has stored, so that the next one need not export it again."""
-        runs = tuple(ref for ref in segments if ref.span.kind is SegmentKind.RUN)
-        if runs and runs[-1].span.stop > (self.held[-1].span.stop if self.held else 0):
-            self.held = runs
+        """Remember what a hand-off of everything has stored: it need not be exported again."""
+        self._remember(segments)
 
-    def source(self, tokens: int, cached: int) -> Source:
+    def _remember(self, segments: Sequence[SegmentRef]) -> None:
+        """Hold segments, each in place of those that it covers."""
+        runs = [ref for ref in segments if ref.span.kind is SegmentKind.RUN]
+        kept = [old for old in self.held if not any(_covers(new.run, old.run) for new in runs)]
+        self.held = tuple(sorted((*kept, *runs), key=lambda ref: ref.run.first))
+
+    def source(self, tokens: int, cached: int, parts: tuple[TokenRun, ...] = ()) -> Source:
         """The first ``tokens`` ids, of which ``cached`` have KV, as something to hand off."""
-        ids = tuple(self.ids[:tokens])
-        return Source(self.cache, cached, ids, self.stored(), self.parents, self.hops)
+        return Source(
+            self.cache,
+            cached,
+            tuple(self.ids[:tokens]),
+            held=self.stored(),
+            parents=self.parents,
+            hops=self.hops,
+            inherited=self.inherited,
+            parts=parts,
+        )
+
+
+def _covers(new: TokenRun, old: TokenRun) -> bool:
+    return new.first <= old.first and old.stop <= new.stop
 
 
 @dataclass(frozen=True)

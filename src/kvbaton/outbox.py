@@ -10,23 +10,35 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvbaton.backing import Inherited, Source
 from kvbaton.clock import Clock
 from kvbaton.errors import KvbatonError
 from kvbaton.relay import Relay
-from kvbaton.types import SegmentRef
+from kvbaton.types import SegmentRef, TokenRun
 
 
 class Outbox:
-    """Ships the full segments of one growing cache.
+    """Ships the full segments of one growing cache, but for those that are ``held``.
+
+    ``inherited`` are the positions of the cache that are not exact.
 
     A store that fails ends the streaming, not the turn: the hand-off tries again and raises.
     """
 
-    def __init__(self, relay: Relay, cache: Any, held: Sequence[SegmentRef] = ()) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        cache: Any,
+        held: Sequence[SegmentRef] = (),
+        inherited: Sequence[Inherited] = (),
+    ) -> None:
         self._relay, self._cache = relay, cache
-        size = relay.segment_tokens
-        self._refs = [ref for ref in held if ref.span.count % size == 0]
-        self._done = self._refs[-1].span.stop if self._refs else 0
+        self._held, self._inherited = tuple(held), tuple(inherited)
+        self._refs: list[SegmentRef] = []
+        self._done = 0
+        self._fixed = max(
+            (ref.run.stop for ref in held if ref.moved or ref.fidelity.compressed), default=0
+        )
         self._wanted: tuple[int, tuple[int, ...]] = (0, ())
         self._wake = threading.Condition()
         self._closed = not relay.engine.layout.full_layers
@@ -40,7 +52,7 @@ class Outbox:
         ``ids`` gives the ids of the sequence; it is asked only when a segment became full.
         """
         full = cached - cached % self._relay.segment_tokens
-        if self._closed or full <= max(self._done, self._wanted[0]):
+        if self._closed or full <= max(self._done, self._wanted[0]) or full < self._fixed:
             return
         with self._wake:
             self._wanted = (full, tuple(ids()[:full]))
@@ -57,17 +69,19 @@ class Outbox:
                 if self._done >= stop:
                     return
             try:
-                spans = self._relay.spans(self._done, stop)
-                for ref, written in self._relay.ship(self._cache, ids, spans, Clock()):
-                    self._refs.append(ref)
-                    self._done = ref.span.stop
+                source = Source(self._cache, stop, ids, held=self._held, inherited=self._inherited)
+                run = TokenRun(self._done, stop - self._done)
+                for ref, written in self._relay.ship_run(source, run, Clock()):
+                    if ref not in self._held:
+                        self._refs.append(ref)
                     self.bytes_written += written
+                self._done = stop
             except KvbatonError as error:
                 self._failure = error
                 return
 
     def finish(self) -> tuple[SegmentRef, ...]:
-        """Wait for what was offered; the segments that are stored now."""
+        """Wait for what was offered; the segments that were stored."""
         self.close()
         if self._thread is not None:
             self._thread.join()

@@ -25,6 +25,7 @@ from typing import Any
 
 from kvbaton import codecs
 from kvbaton.arrows import (
+    Cut,
     Opened,
     align_layers,
     decode_layers,
@@ -33,6 +34,7 @@ from kvbaton.arrows import (
     slice_layers,
     verify_layers,
 )
+from kvbaton.backing import Inherited, Source, cut, pieces, placed_ref
 from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
@@ -40,6 +42,7 @@ from kvbaton.errors import (
     Fault,
     FormatError,
     KvbatonError,
+    LossySource,
     NotTrusted,
     StoreError,
     StoreTimeout,
@@ -53,11 +56,13 @@ from kvbaton.types import (
     Baton,
     BatonRef,
     EncodedLayer,
+    Fidelity,
     FidelityClass,
     FunctionId,
     Hops,
     Manifest,
     Mode,
+    Move,
     Reason,
     ReasonCode,
     Route,
@@ -67,34 +72,21 @@ from kvbaton.types import (
     SegmentSpan,
     Span,
     Terms,
+    TokenRun,
     Transcript,
     worst_fidelity,
 )
 from kvbaton.wire import limits, manifest, prefix, segment, transcript
-from kvbaton.wire.binding import check_segment, check_transcript, run_digests
+from kvbaton.wire.binding import check_segment, check_transcript, ref_digests, run_digests
 from kvbaton.wire.digests import baton_id
 
 SEGMENT_TOKENS = 256
 """Tokens of a full segment."""
 
+EXACT = Fidelity()
+
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the name of an event and its facts; never with text or tensors."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a sender hands off.
-
-    ``ids`` are the tokens of the conversation: the first ``cached`` have KV in ``cache``, the rest
-    are pending.  ``held`` are segments of a store that back the head of the cache already.
-    """
-
-    cache: Any
-    cached: int
-    ids: tuple[int, ...]
-    held: tuple[SegmentRef, ...] = ()
-    parents: tuple[str, ...] = ()
-    hops: Hops = field(default_factory=Hops)
 
 
 @dataclass(frozen=True)
@@ -108,13 +100,17 @@ class Shipment:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a take attached: a cache of ``reused`` positions, or None with the reasons."""
+    """What a take attached: a cache of ``reused`` positions, or None with the reasons.
+
+    ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to.
+    """
 
     cache: Any | None
     reused: int
     route: Route
     reasons: tuple[Reason, ...] = ()
     held: tuple[SegmentRef, ...] = ()
+    inherited: tuple[Inherited, ...] = ()
     bytes_moved: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -148,19 +144,30 @@ class Relay:
     ) -> None:
         self.engine, self.store, self.domain = engine, store, domain
         self.segment_tokens = segment_tokens
-        self.plan = plan or codecs.exact_plan(len(engine.layout.layers))
+        self._lossless = codecs.exact_plan(len(engine.layout.layers))
+        self.plan = plan or self._lossless
         self.observe: Observer = observer or (lambda event, facts: None)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 
     def ship(
-        self, cache: Any, ids: Sequence[int], spans: Sequence[SegmentSpan], clock: Clock
+        self,
+        cache: Any,
+        ids: Sequence[int],
+        spans: Sequence[SegmentSpan],
+        clock: Clock,
+        *,
+        plan: codecs.CodecPlan | None = None,
+        attended: Fidelity = EXACT,
     ) -> Iterator[tuple[SegmentRef, int]]:
-        """Bring spans of a cache into the store; yields each segment and the bytes written."""
+        """Bring spans of a cache into the store; yields each segment and the bytes written.
+
+        ``attended`` is the worst that these positions attended to.
+        """
+        chosen, layout = plan or self.plan, self.engine.layout
         exported = clock.timed("export", self.engine.export(cache, spans))
-        encoded = clock.timed(
-            "encode", encode_layers(slice_layers(exported), self.plan, self.engine.layout)
-        )
+        sliced = slice_layers(exported)
+        encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
         function = self.engine.function.digest
         for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
             yield self._put(sealed, ids, clock)
@@ -216,46 +223,114 @@ class Relay:
             and not self.engine.layout.window_layers
         )
 
-    def still_held(self, held: Sequence[SegmentRef], cached: int) -> tuple[SegmentRef, ...]:
-        """The leading segments that need not be written again.
-
-        A short segment inside the sequence is exported anew, so that segments stay on the grid.
-        """
-        kept: list[SegmentRef] = []
-        position = 0
-        for ref in held:
-            fits = ref.span.kind is SegmentKind.RUN and ref.span.first == position
-            whole = ref.span.count % self.segment_tokens == 0 or ref.span.stop == cached
-            if not (fits and whole and ref.span.stop <= cached):
-                break
-            if not self.store.exists(Key(Kind.SEGMENT, ref.address)):
-                break
-            kept.append(ref)
-            position = ref.span.stop
-        return tuple(kept)
-
     def spans(self, start: int, stop: int) -> list[SegmentSpan]:
         """Positions ``start`` to ``stop`` cut at multiples of the segment size."""
-        size, cut = self.segment_tokens, []
-        while start < stop:
-            end = min(stop, (start // size + 1) * size)
-            cut.append(SegmentSpan(start, end - start))
-            start = end
-        return cut
+        return list(cut(start, stop, self.segment_tokens))
 
-    def ship_all(self, source: Source, clock: Clock) -> Shipment:
-        """Bring a whole cache into the store, writing only what is not there yet."""
-        cached = source.cached
-        kept = self.still_held(source.held, cached)
-        start = kept[-1].span.stop if kept else 0
-        todo = self.spans(start, cached) if self.engine.layout.full_layers else []
-        if self.engine.layout.window_layers:
-            todo.append(SegmentSpan(0, cached, SegmentKind.WINDOW))
-        shipped = list(self.ship(source.cache, source.ids, todo, clock))
-        segments = kept + tuple(ref for ref, _ in shipped)
-        total = sum(ref.size_bytes for ref in segments)
-        written = sum(count for _, count in shipped)
-        return Shipment(segments, written, total - written)
+    def ship_all(
+        self,
+        source: Source,
+        clock: Clock,
+        *,
+        plan: codecs.CodecPlan | None = None,
+        requantize: bool = False,
+    ) -> Shipment:
+        """Bring what a source hands off into the store, writing only what is not there yet.
+
+        What a lossy codec has changed before is listed again as it lies in the store, or stored
+        losslessly: it is not quantized twice.
+
+        Parameters
+        ----------
+        plan
+            How everything is to be encoded, whatever it was encoded with before.
+        requantize
+            Encode by ``plan`` even what another codec has changed already; it is marked.
+
+        Raises
+        ------
+        LossySource
+            ``plan`` would quantize what has been quantized, and ``requantize`` does not allow it.
+        """
+        if plan is not None and not plan.lossless and not requantize:
+            self._require_original(source, plan)
+        refs: list[SegmentRef] = []
+        written = position = 0
+        for run in source.runs:
+            kept = TokenRun(run.first, max(0, min(run.stop, source.cached) - run.first))
+            for ref, size_bytes in self.ship_run(
+                source, kept, clock, plan=plan, requantize=requantize, state=True
+            ):
+                to = position + ref.run.first - kept.first
+                refs.append(placed_ref(ref, to, in_place=position == kept.first))
+                written += size_bytes
+            position += kept.count
+        total = sum(ref.size_bytes for ref in refs)
+        return Shipment(tuple(refs), written, total - written)
+
+    def ship_run(
+        self,
+        source: Source,
+        run: TokenRun,
+        clock: Clock,
+        *,
+        plan: codecs.CodecPlan | None = None,
+        requantize: bool = False,
+        state: bool = False,
+    ) -> Iterator[tuple[SegmentRef, int]]:
+        """Bring one run of a cache into the store: its segments, with the bytes written.
+
+        Segments that are held are listed again; ``state`` adds that of the window layers.
+        """
+
+        def usable(ref: SegmentRef) -> bool:
+            wanted = plan is None or ref.fidelity.codec == plan.fidelity.codec
+            return wanted and self.store.exists(Key(Kind.SEGMENT, ref.address))
+
+        full = self.engine.layout.full_layers
+        found = pieces(source, run, self.segment_tokens, usable) if full else iter(())
+        for held, todo in groupby(found, key=lambda piece: piece.held):
+            if held is not None:
+                yield held, 0
+                continue
+            spans = [SegmentSpan(piece.span.first, piece.span.count) for piece in todo]
+            yield from self._ship_spans(source, spans, clock, plan, requantize=requantize)
+        if state and self.engine.layout.window_layers and run.count:
+            spans = [SegmentSpan(0, run.stop, SegmentKind.WINDOW)]
+            yield from self._ship_spans(source, spans, clock, plan, requantize=requantize)
+
+    def _ship_spans(
+        self,
+        source: Source,
+        spans: Iterable[SegmentSpan],
+        clock: Clock,
+        plan: codecs.CodecPlan | None,
+        *,
+        requantize: bool,
+    ) -> Iterator[tuple[SegmentRef, int]]:
+        """New segments; what has been quantized before is stored losslessly."""
+
+        def terms(span: SegmentSpan) -> tuple[bool, Fidelity]:
+            return source.compressed(span), source.attended(span)
+
+        for (again, attended), alike in groupby(spans, key=terms):
+            chosen = self._lossless if again and not requantize else plan or self.plan
+            known = attended
+            if again and requantize:
+                known = replace(attended, codec=f"{attended.codec}+{chosen.name}", calibration=None)
+            yield from self.ship(
+                source.cache, source.ids, list(alike), clock, plan=chosen, attended=known
+            )
+
+    def _require_original(self, source: Source, plan: codecs.CodecPlan) -> None:
+        for known in source.inherited:
+            codec = known.fidelity.codec
+            if known.fidelity.compressed and codec != plan.name:
+                raise LossySource(
+                    f"tokens {known.run.first} to {known.run.stop - 1} were decoded from "
+                    f"{codec!r}: encoding them by {plan.name!r} would lose more",
+                    hint="hand them off without naming a profile, or with requantize=True",
+                )
 
     def hand_off(
         self,
@@ -267,21 +342,28 @@ class Relay:
         spans: tuple[Span, ...] = (),
         messages: tuple[Mapping[str, Any], ...] = (),
         terms: Terms | None = None,
+        plan: codecs.CodecPlan | None = None,
+        requantize: bool = False,
     ) -> Baton:
         """Store the source's cache and the baton that lists it.
 
-        The manifest is written last, so a sender that dies leaves no baton behind.
+        The manifest is written last, so a sender that dies leaves no baton behind.  ``spans`` are
+        at positions of the baton; ``plan`` and ``requantize`` are as for ``ship_all``.
 
         Raises
         ------
+        LossySource
+            The plan would quantize what has been quantized before.
         StoreError
             The store could not take it; no baton exists.
         StaleTurn
             The cache has moved on.
         """
         clock = Clock()
-        shipment = self.ship_all(source, clock)
-        words = Transcript(source.ids, text, tuple(dict(m) for m in messages))
+        shipment = self.ship_all(source, clock, plan=plan, requantize=requantize)
+        ids, cached = source.packed_ids, source.packed_cached
+        fidelity = worst_fidelity(*(ref.promised for ref in shipment.segments))
+        words = Transcript(ids, text, tuple(dict(m) for m in messages))
         blob = transcript.encode_transcript(words)
         address = self.domain.keys.transcript_address(blob)
         listing = Manifest(
@@ -290,15 +372,15 @@ class Relay:
             sender=sender,
             mode=mode,
             created_ms=time.time_ns() // 1_000_000,
-            cached_tokens=source.cached,
-            pending_tokens=len(source.ids) - source.cached,
-            token_digest=self.domain.keys.token_digest(source.ids),
+            cached_tokens=cached,
+            pending_tokens=len(ids) - cached,
+            token_digest=self.domain.keys.token_digest(ids),
             transcript=address,
             transcript_bytes=len(blob),
             spans=spans,
             segments=shipment.segments,
-            fidelity=worst_fidelity(*(ref.fidelity for ref in shipment.segments)),
-            hops=replace(source.hops, exact=source.hops.exact + 1),
+            fidelity=fidelity,
+            hops=_one_more(source.hops, fidelity),
             parents=source.parents,
             terms=terms or Terms(),
             producer=self.engine.producer,
@@ -393,8 +475,8 @@ class Relay:
             return Taken(None, 0, route, reasons)
         tokens = min(reusable, baton.manifest.cached_tokens)
         taken = self.attach(
-            baton.manifest.segments, baton.transcript.ids, tokens, room=room, deadline_s=deadline_s,
-            store_url=baton.ref.store, function=context.function,
+            baton.manifest.segments, baton.transcript.ids, tokens,
+            room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=context.function,
         )  # fmt: skip
         if taken.cache is None:
             return taken
@@ -404,20 +486,34 @@ class Relay:
         self,
         refs: Sequence[SegmentRef],
         ids: Sequence[int],
-        tokens: int,
+        moves: Sequence[Move] | int,
         *,
         room: int,
         deadline_s: float,
+        behind: int | None = None,
         store_url: str | None = None,
         function: FunctionId | None = None,
     ) -> Taken:
-        """Attach the first ``tokens`` positions of some segments, or say why not.
+        """Attach some positions of a baton to a new cache, or say why not.
 
         The work runs in a thread of its own, on a cache that nobody else sees: past the deadline
         it is abandoned, whatever the store is doing, and nothing half attached is left.
+
+        Parameters
+        ----------
+        refs, ids
+            Segments and ids of the baton.
+        moves
+            Which of its positions, and where they go: ascending, one behind the other from
+            position 0 on, or from ``behind`` on.  A number stands for the first so many.
+        behind
+            Positions of other tokens that will stand before what is attached.
         """
         clock, abandoned = Clock(), Event()
-        needed = tuple(ref for ref in refs if ref.span.first < tokens)
+        if isinstance(moves, int):
+            moves = (Move(TokenRun(0, moves), 0),)
+        target = _Target(moves, behind)
+        needed = [(i, ref) for i, ref in enumerate(refs) if target.cuts(ref)]
         digest = (function or self.engine.function).digest
 
         def fill() -> tuple[Any, int]:
@@ -425,8 +521,11 @@ class Relay:
                 with clock.phase("get"):
                     store = self._store_of(store_url or self.store.url)
                     opened = self._open_segments(stack, store, needed, ids, digest)
-                cache = self._fill(opened, tokens, room=room, clock=clock, abandoned=abandoned)
-            return cache, sum(ref.size_bytes for ref in needed)
+                cuts = [target.cuts(ref) for ref in refs]
+                cache = self._fill(
+                    opened, cuts, target.tokens, room=room, clock=clock, abandoned=abandoned
+                )
+            return cache, sum(ref.size_bytes for _, ref in needed)
 
         try:
             cache, moved = within(deadline_s, fill)
@@ -437,36 +536,52 @@ class Relay:
             return Taken(None, 0, Route.TEXT, (reason_of(error),), seconds=clock.seconds)
         finally:
             abandoned.set()
-        held = tuple(r for r in needed if r.span.stop <= tokens)
-        return Taken(cache, tokens, Route.BATON, (), held, moved, clock.seconds)
+        return Taken(
+            cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
+            moved, clock.seconds,
+        )  # fmt: skip
 
     def _fill(
-        self, opened: Sequence[Opened], tokens: int, *, room: int, clock: Clock, abandoned: Event
+        self,
+        opened: Sequence[Opened],
+        cuts: Sequence[Sequence[Cut]],
+        tokens: int,
+        *,
+        room: int,
+        clock: Clock,
+        abandoned: Event,
     ) -> Any:
         with clock.phase("attach"):
             slot = self.engine.slot(tokens, room=room)
+        turns = any(cut.position != cut.run.first for some in cuts for cut in some)
+        shifter = self._shifter() if turns else None
         fetched = clock.timed("get", get_layers(opened, abandoned))
         verified = clock.timed("verify", verify_layers(fetched))
         decoded = clock.timed("decode", decode_layers(verified))
-        for part in clock.timed("align", align_layers(decoded, tokens)):
+        for part in clock.timed("align", align_layers(decoded, cuts, shifter)):
             with clock.phase("attach"):
                 slot.write(part)
             self.observe("layer-attached", {"layer": part.layer, "run": part.run})
         return slot.finish()
 
+    def _shifter(self) -> Any:
+        from kvbaton.alignment.shift import Shifter
+
+        return Shifter(self.engine.layout, self.engine.layout)
+
     def _open_segments(
         self,
         stack: ExitStack,
         store: Store,
-        refs: Sequence[SegmentRef],
+        refs: Sequence[tuple[int, SegmentRef]],
         ids: Sequence[int],
         function: str,
     ) -> list[Opened]:
         """Open segments and check their headers against address, manifest and tokens."""
         keys = self.domain.keys
         opened: list[Opened] = []
-        digests = run_digests(keys, function, ids, [ref.span for ref in refs])
-        for index, (ref, (tokens, prefix_key)) in enumerate(zip(refs, digests, strict=True)):
+        digests = ref_digests(keys, function, ids, [ref for _, ref in refs])
+        for (index, ref), (tokens, prefix_key) in zip(refs, digests, strict=True):
             with located(f"$.segments[{index}]"):
                 reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
                 header = segment.read_header(
@@ -478,7 +593,7 @@ class Relay:
                 )
                 if header.layout != self.engine.layout:
                     raise FormatError("the segment has another layout", fault=Fault.RANGES)
-            opened.append((index, reader, header))
+            opened.append(Opened(index, reader, header, ref.shift or 0))
         return opened
 
     def copy_prefix(self, cache: Any, tokens: int, *, room: int) -> Any:
@@ -528,3 +643,63 @@ class Relay:
         if not same or record.function != function:
             return None
         return SegmentRef(record.address, span, size_bytes)
+
+
+class _Target:
+    """Where the positions of a baton go: behind other tokens or in their place."""
+
+    def __init__(self, moves: Sequence[Move], behind: int | None) -> None:
+        self._moves, self._behind = tuple(moves), behind
+        self._base = behind or 0
+        self.tokens = sum(move.run.count for move in moves)
+
+    def cuts(self, ref: SegmentRef) -> tuple[Cut, ...]:
+        """What of a segment is attached, in positions at which it was computed."""
+        if ref.span.kind is SegmentKind.WINDOW:
+            whole = ref.run.stop == self.tokens
+            return (Cut(ref.span, ref.span.first, ref.span.first),) if whole else ()
+        found, shift = [], ref.shift or 0
+        for move in self._moves:
+            first = max(ref.run.first, move.run.first)
+            count = min(ref.run.stop, move.run.stop) - first
+            if count > 0:
+                position = first - move.run.first + move.to
+                run = TokenRun(first - shift, count)
+                found.append(Cut(run, position - self._base, position))
+        return tuple(found)
+
+    def _placed(self, ref: SegmentRef, move: Move) -> SegmentRef:
+        to = ref.run.first - move.run.first + move.to
+        in_place = self._behind is None and move.to == move.run.first
+        return placed_ref(ref, to, in_place=in_place)
+
+    def held(self, refs: Sequence[SegmentRef]) -> tuple[SegmentRef, ...]:
+        """The segments that are attached as a whole, where they stand now."""
+        return tuple(
+            self._placed(ref, move)
+            for ref in refs
+            for move in self._moves
+            if ref.span.kind is SegmentKind.RUN
+            and move.run.first <= ref.run.first
+            and ref.run.stop <= move.run.stop
+        )
+
+    def inherited(self, refs: Sequence[SegmentRef]) -> tuple[Inherited, ...]:
+        """The positions that are not exact where they stand now."""
+        found = []
+        for ref in refs:
+            for move in self._moves:
+                first = max(ref.run.first, move.run.first)
+                count = min(ref.run.stop, move.run.stop) - first
+                fidelity = self._placed(ref, move).promised
+                if count > 0 and fidelity != EXACT:
+                    run = TokenRun(first - move.run.first + move.to, count)
+                    found.append(Inherited(run, fidelity))
+        return tuple(found)
+
+
+def _one_more(hops: Hops, fidelity: Fidelity) -> Hops:
+    """One hand-off more; only those of exact batons count as exact."""
+    if fidelity.kind is FidelityClass.EXACT:
+        return replace(hops, exact=hops.exact + 1)
+    return replace(hops, lossy=hops.lossy + 1)

@@ -178,6 +178,11 @@ class Fidelity:
         """0 for exact, larger is worse."""
         return list(FidelityClass).index(self.kind)
 
+    @property
+    def compressed(self) -> bool:
+        """Whether a codec has lost something of it, whatever its class."""
+        return self.codec != "raw"
+
     def to_json(self) -> JSON:
         """``{"class", "codec", "calibration"}``."""
         return {"class": self.kind.value, "codec": self.codec, "calibration": self.calibration}
@@ -186,8 +191,8 @@ class Fidelity:
 def worst_fidelity(*several: Fidelity) -> Fidelity:
     """The worst class of several, with the codec of the worst one that has lost something."""
     worst = max(several, key=lambda f: f.rank, default=Fidelity())
-    lossy = [f for f in several if f.codec != Fidelity().codec]
-    if not lossy or worst.codec != Fidelity().codec:
+    lossy = [f for f in several if f.compressed]
+    if not lossy or worst.compressed:
         return worst
     return replace(max(lossy, key=lambda f: f.rank), kind=worst.kind)
 
@@ -347,25 +352,31 @@ class SealedSegment:
 class SegmentRef:
     """A segment as a manifest lists it.
 
-    ``span`` are the positions at which it was computed; ``shift`` is how far it was moved from
-    there, so that its keys are rotated when it is attached.
+    ``span`` are the positions at which it was computed.  ``shift`` is how far it was moved from
+    there, behind other tokens than those it was computed behind, so that its keys are rotated
+    when it is attached; None where it stands in its place.
     """
 
     address: str
     span: SegmentSpan
     size_bytes: int
     fidelity: Fidelity = field(default_factory=Fidelity)
-    shift: int = 0
+    shift: int | None = None
 
     @property
     def run(self) -> TokenRun:
         """Its positions in the baton."""
-        return TokenRun(self.span.first + self.shift, self.span.count)
+        return TokenRun(self.span.first + (self.shift or 0), self.span.count)
+
+    @property
+    def moved(self) -> bool:
+        """Whether it stands behind other tokens than those it was computed behind."""
+        return self.shift is not None
 
     @property
     def promised(self) -> Fidelity:
         """What it promises where it stands: what was moved is approximate."""
-        if self.shift == 0:
+        if not self.moved:
             return self.fidelity
         return replace(self.fidelity, kind=FidelityClass.APPROXIMATE)
 

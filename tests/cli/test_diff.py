@@ -11,8 +11,9 @@ from tests.cli.conftest import Cli
 from tests.relay.conftest import make_engine
 
 from kvbaton import api
+from kvbaton.backing import Source
 from kvbaton.cli.comparison import CacheDifference
-from kvbaton.relay import Relay, Source
+from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store, open_store
 

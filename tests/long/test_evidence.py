@@ -13,8 +13,9 @@ from tests.long.private_facts import Notes, make_notes
 
 from kvbaton.agent import Agent
 from kvbaton.api import load
+from kvbaton.backing import Source
 from kvbaton.engines.transformers import compat
-from kvbaton.relay import Relay, Source
+from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
 from kvbaton.types import Baton, Route

@@ -17,7 +17,8 @@ import torch
 from tests.relay.conftest import SEGMENT_TOKENS, make_engine
 
 from kvbaton.agent import Agent
-from kvbaton.relay import Relay, Source
+from kvbaton.backing import Source
+from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import open_store
 from kvbaton.types import KVLayout, LayerKind, LayerLayout

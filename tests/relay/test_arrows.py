@@ -11,6 +11,7 @@ from tests.wire.samples import KEYS
 
 from kvbaton import codecs
 from kvbaton.arrows import (
+    Opened,
     decode_layers,
     encode_layers,
     get_layers,
@@ -76,7 +77,7 @@ def shipped() -> tuple[list[ExportedLayer], list[Any]]:
         )
         key = Key(Kind.SEGMENT, sealed.address)
         store.put(key, sealed.parts)
-        opened.append((index, store.open(key), sealed.header))
+        opened.append(Opened(index, store.open(key), sealed.header))
         parts.extend(layers)
     return parts, opened
 
@@ -92,7 +93,7 @@ def copies(opened: list[Any]) -> list[tuple[int, VerifiedLayer]]:
 def test_what_goes_in_comes_out_by_layer_and_position(shipped: Any) -> None:
     """Every exported layer is decoded bit for bit, ordered by layer and then by position."""
     parts, opened = shipped
-    decoded = list(decode_layers(copies(opened)))
+    decoded = [part for _, part in decode_layers(copies(opened))]
     assert [(d.layer, d.run.first) for d in decoded] == sorted(
         (p.layer, p.run.first) for p in parts
     )
@@ -108,7 +109,7 @@ def test_places_found_once_are_those_found_each_time(shipped: Any) -> None:
     """The decoder agrees with its slow twin, which views each layer anew and builds its chains."""
     _, opened = shipped
     parts = copies(opened)
-    for (_, part), fast in zip(parts, decode_layers(parts), strict=True):
+    for (_, part), (_, fast) in zip(parts, decode_layers(parts), strict=True):
         header, place = part.header, part.range
         slow = segment.encoded_layer(header, place, part.data)
         spec = LAYERS[place.layer]
@@ -127,7 +128,7 @@ def test_memory_that_is_used_again_shows_what_is_in_it_now(shipped: Any) -> None
     parts, opened = shipped
     by_place = {(p.span, p.layer): p for p in parts}
     seen = 0
-    for got in decode_layers(verify_layers(get_layers(opened, Event()))):
+    for _, got in decode_layers(verify_layers(get_layers(opened, Event()))):
         want = by_place[got.span, got.layer]
         assert torch.equal(got.keys, want.keys)
         assert torch.equal(got.values, want.values)
@@ -145,10 +146,10 @@ def test_a_codec_that_computes_is_asked_for_every_layer(monkeypatch: Any) -> Non
 
         views = False
 
-        def unpack(self, stored: Any, dtype: str, shape: Any) -> torch.Tensor:
+        def unpack(self, stored: Any, dtype: str, shape: Any, place: Place) -> torch.Tensor:
             """Counts."""
             asked.append(dtype)
-            return super().unpack(stored, dtype, shape).clone()
+            return super().unpack(stored, dtype, shape, place).clone()
 
     monkeypatch.setattr(codecs, "CODECS", {"raw": Counting})
     list(decode_layers(copies_of_equal_layers()))
@@ -163,7 +164,7 @@ def copies_of_equal_layers() -> list[tuple[int, VerifiedLayer]]:
         ExportedLayer(span, i, span, torch.randn(1, 4, 4), torch.randn(1, 4, 4)) for i in range(3)
     ]
     sealed = segment.seal_segment(
-        encode_layers(slice_layers(layers), codecs.exact_plan(len(LAYOUT.layers)), LAYOUT),
+        encode_layers(slice_layers(layers), codecs.exact_plan(3), layout),
         keys=KEYS,
         function="f0" * 32,
         layout=layout,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvbaton.backing import Source
 from kvbaton.clock import Clock
 from kvbaton.decoding import Decoding, decode
 from kvbaton.engines.base import Engine
-from kvbaton.relay import Relay, Shipment, Source, Taken
+from kvbaton.relay import Relay, Shipment, Taken
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
 from kvbaton.types import Baton, Reason, ReasonCode, Route, SegmentRef
@@ -26,7 +27,7 @@ class TextRelay(Relay):
     def __init__(self, engine: Engine, domain: TrustDomain) -> None:
         super().__init__(engine, MemoryStore(), domain)
 
-    def ship_all(self, source: Source, clock: Clock) -> Shipment:
+    def ship_all(self, source: Source, clock: Clock, **_: Any) -> Shipment:
         """No segments."""
         return Shipment((), 0, 0)
 
@@ -37,6 +38,10 @@ class TextRelay(Relay):
     def find_prefix(self, ids: Sequence[int]) -> tuple[SegmentRef, ...]:
         """Nothing is ever found."""
         return ()
+
+    def ship_run(self, *_: Any, **__: Any) -> Iterator[tuple[SegmentRef, int]]:
+        """Nothing is streamed."""
+        return iter(())
 
     def take(self, baton: Baton, **_: Any) -> Taken:
         """Nothing is attached."""

@@ -33,6 +33,21 @@ def check_transcript(manifest: Manifest, transcript: Transcript, keys: DomainKey
         )
 
 
+def ref_digests(
+    keys: DomainKeys, function: str, ids: Sequence[int], refs: Sequence[SegmentRef]
+) -> list[tuple[str, str | None]]:
+    """``(token_digest, prefix_key)`` that each segment of a baton must have.
+
+    ``ids`` are the baton's.  What stood before a moved segment where it was computed is not known
+    here: its prefix key is None, and only its address binds it.
+    """
+    found = run_digests(keys, function, ids, [ref.run for ref in refs])
+    return [
+        (tokens, None if ref.moved else before)
+        for ref, (tokens, before) in zip(refs, found, strict=True)
+    ]
+
+
 def run_digests(
     keys: DomainKeys, function: str, ids: Sequence[int], runs: Sequence[TokenRun]
 ) -> list[tuple[str, str]]:
@@ -51,7 +66,7 @@ def check_segment(
     *,
     function: str,
     token_digest: str,
-    prefix_key: str,
+    prefix_key: str | None,
     at: str = "$",
 ) -> None:
     """A segment is the one that the manifest lists, for its function and its tokens.
@@ -86,5 +101,6 @@ def check_segment(
         )
     if header.function != function:
         raise f.refuse("the segment was computed by another function", Fault.TOKENS, at)
-    if (header.token_digest, header.prefix_key) != (token_digest, prefix_key):
+    wanted = (token_digest, header.prefix_key if prefix_key is None else prefix_key)
+    if (header.token_digest, header.prefix_key) != wanted:
         raise f.refuse("the segment holds the KV of other tokens", Fault.TOKENS, at)

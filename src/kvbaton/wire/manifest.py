@@ -8,6 +8,7 @@ from typing import Any
 from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
 from kvbaton.types import (
     JSON,
+    FidelityClass,
     FunctionId,
     Hops,
     Manifest,
@@ -66,6 +67,7 @@ _FIELDS = frozenset(
 _FUNCTION_FIELDS = frozenset({"digest", "parts"})
 _HOPS_FIELDS = frozenset({"exact", "lossy"})
 _SEGMENT_FIELDS = frozenset({"address", "count", "fidelity", "first", "kind", "size_bytes"})
+_MOVED_FIELDS = _SEGMENT_FIELDS | {"shift"}
 _SPAN_FIELDS = frozenset({"count", "first", "role", "shift"})
 _TERMS_FIELDS = frozenset({"goal", "instruction", "receiver", "round", "summary"})
 _TRANSCRIPT_FIELDS = frozenset({"address", "size_bytes"})
@@ -147,7 +149,8 @@ def _encode(m: Manifest) -> JSON:
 
 
 def _encode_segment(ref: SegmentRef) -> JSON:
-    return {
+    moved = {} if ref.shift is None else {"shift": ref.shift}
+    return moved | {
         "address": ref.address,
         "count": ref.span.count,
         "fidelity": ref.fidelity.to_json(),
@@ -293,16 +296,24 @@ def _parse_segments(value: Any, at: str) -> tuple[SegmentRef, ...]:
     refs = []
     for i, item in enumerate(f.read_list(value, at, at_most=MAX_SEGMENTS)):
         here = f"{at}[{i}]"
-        top = f.read_object(item, here, _SEGMENT_FIELDS)
+        moved = type(item) is dict and "shift" in item
+        top = f.read_object(item, here, _MOVED_FIELDS if moved else _SEGMENT_FIELDS)
         refs.append(
             SegmentRef(
                 address=f.read_hex64(top, "address", here),
                 span=read_segment_span(top, here),
                 size_bytes=f.read_int(top, "size_bytes", here, 1, MAX_SEGMENT_BYTES),
                 fidelity=read_fidelity(top["fidelity"], f"{here}.fidelity"),
+                shift=f.read_int(top, "shift", here, -MAX_POSITION, MAX_POSITION)
+                if moved
+                else None,
             )
         )
     return tuple(refs)
+
+
+def _parse_shift(segment: JSON, at: str) -> int:
+    return f.read_int(segment, "shift", at, -MAX_POSITION, MAX_POSITION)
 
 
 # --- what the fields say together ---------------------------------------------------------------
@@ -326,23 +337,44 @@ def _check_tokens(m: Manifest) -> None:
 
 
 def _check_segments(m: Manifest) -> None:
-    """Runs cover all cached tokens in order (a slice: some); one window segment ends them."""
-    done, runs, windows = 0, 0, 0
+    """Runs cover all cached tokens in order; one window segment ends them.
+
+    What was moved is approximate, and so is everything that stands behind it.
+    """
+    done, runs, windows, moved = 0, 0, 0, False
     for i, ref in enumerate(m.segments):
-        span, at = ref.span, f"$.segments[{i}]"
-        if span.stop > m.cached_tokens:
-            raise _bad_segment(f"ends at {span.stop}, behind {m.cached_tokens} cached tokens", at)
-        if span.kind is SegmentKind.WINDOW:
+        run, at = ref.run, f"$.segments[{i}]"
+        if run.first < 0:
+            raise _bad_segment(f"was moved to position {run.first}", at)
+        if run.stop > m.cached_tokens:
+            raise _bad_segment(f"ends at {run.stop}, behind {m.cached_tokens} cached tokens", at)
+        if ref.span.kind is SegmentKind.WINDOW:
             windows += 1
-            if windows > 1 or i + 1 < len(m.segments) or span.stop != m.cached_tokens:
+            last = i + 1 == len(m.segments) and run.stop == m.cached_tokens
+            if windows > 1 or not last or ref.moved:
                 raise _bad_segment("one window segment at most, last, up to the last token", at)
             continue
         runs += 1
-        if span.first < done or (span.first > done and m.mode is not Mode.SLICE):
-            raise _bad_segment(f"starts at {span.first}, not at {done}", at)
-        done = span.stop
-    if runs and done != m.cached_tokens and m.mode is not Mode.SLICE:
+        if run.first != done:
+            raise _bad_segment(f"starts at {run.first}, not at {done}", at)
+        moved = moved or ref.moved
+        if moved and ref.promised.kind is not FidelityClass.APPROXIMATE:
+            raise _bad_segment("is not approximate, but stands behind what was moved", at)
+        done = run.stop
+    if runs and done != m.cached_tokens:
         raise _bad_segment(f"segments end at {done}, not at {m.cached_tokens}", "$.segments")
+    _check_fidelity(m)
+
+
+def _check_fidelity(m: Manifest) -> None:
+    """A baton promises no more than its segments do."""
+    worst = max((ref.promised.rank for ref in m.segments), default=0)
+    if m.fidelity.rank < worst:
+        raise f.refuse(
+            f"a baton that says {m.fidelity.kind} of segments that are not",
+            Fault.SPANS,
+            "$.fidelity",
+        )
 
 
 def _bad_segment(sentence: str, at: str) -> FormatError:

@@ -1,17 +1,22 @@
-"""Real text to measure with: what every Python brings along."""
+"""Real text to measure with: what every Python brings along, and two texts of our own."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distributions
+from importlib.resources import files
 from pathlib import Path
 
 from kvbaton.errors import InputError
 
 _MODULES = ("argparse", "ast", "difflib", "inspect", "mailbox", "tarfile", "turtle", "typing")
+_ASKED = ("shutil", "textwrap", "statistics", "random", "heapq", "bisect", "calendar", "inspect")
 _FILLERS = (" a", " the", ".", " .", "a", "\n")
 _CHARACTERS_PER_TOKEN = 12
 
@@ -37,6 +42,58 @@ def real_texts() -> tuple[Text, ...]:
     if licence.is_file():
         texts.append(Text("licence", licence.read_text(encoding="utf-8", errors="replace")))
     return tuple(texts)
+
+
+@cache
+def text_kinds() -> tuple[Text, ...]:
+    """One text of each kind: prose, code, licence, dialogue, Chinese.
+
+    Prose is a language manual; licences are those of Python and of installed packages; the
+    dialogue is one of ours and goes on with questions and answers about the library; the Chinese
+    text is ours and has about 2,000 characters.  A text that is too short for a measurement is
+    for the measurement to leave out.
+    """
+    manual, code = real_texts()[:2]
+    return (
+        Text("prose", manual.text),
+        Text("code", code.text),
+        Text("licence", _licences()),
+        Text("dialogue", _own("dialogue.md") + _questions()),
+        Text("chinese", _own("chinese.md")),
+    )
+
+
+def _own(name: str) -> str:
+    return files("kvbaton").joinpath("data", "texts", name).read_text(encoding="utf-8")
+
+
+def _licences() -> str:
+    """Licences of Python and of installed packages, each once, in the order of their names."""
+    texts: dict[str, None] = {}
+    own = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
+    if own.is_file():
+        texts[own.read_text(encoding="utf-8", errors="replace").strip()] = None
+    for distribution in sorted(distributions(), key=lambda d: str(d.metadata["Name"]).lower()):
+        for file in distribution.files or ():
+            if file.name.upper().startswith(("LICENSE", "LICENCE", "COPYING")):
+                place = Path(str(file.locate()))
+                if place.is_file():
+                    text = place.read_text(encoding="utf-8", errors="replace").strip()
+                    texts[text] = None
+    return "\n\n".join(texts)
+
+
+def _questions() -> str:
+    """Questions about functions of the library, answered by their documentation."""
+    turns = []
+    for module_name in _ASKED:
+        module = importlib.import_module(module_name)
+        for name, thing in sorted(vars(module).items()):
+            answer = inspect.getdoc(thing) if inspect.isfunction(thing) else None
+            if answer and not name.startswith("_") and thing.__module__ == module_name:
+                question = f"User: What does {name} do, in the module {module_name}?"
+                turns.append(f"{question}\n\nAssistant: {answer}\n\nUser: Thank you.")
+    return "\n\n".join(turns)
 
 
 def _manual() -> str:

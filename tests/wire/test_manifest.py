@@ -29,6 +29,7 @@ from kvbaton.types import (
     Span,
     Terms,
     TokenRun,
+    worst_fidelity,
 )
 from kvbaton.wire import limits
 from kvbaton.wire.digests import baton_id
@@ -47,12 +48,21 @@ FIDELITY = st.builds(Fidelity, st.sampled_from(FidelityClass), NAME, st.none() |
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    """Manifests whose segments partition the cached tokens and whose spans cover all tokens."""
+    """Manifests whose segments partition the cached tokens and whose spans cover all tokens.
+
+    From some segment on they may have been moved; what stands behind those is approximate.
+    """
     counts = draw(st.lists(st.integers(1, 300), min_size=1, max_size=5))
-    cached, first, segments = sum(counts), 0, []
+    cached, first, segments, moved = sum(counts), 0, [], False
     for count in counts:
-        span = SegmentSpan(first, count)
-        segments.append(SegmentRef(draw(HEX), span, draw(st.integers(1, 1 << 40)), draw(FIDELITY)))
+        shift = draw(st.none() | st.integers(-99, first))
+        moved = moved or shift is not None
+        fidelity = draw(FIDELITY)
+        if moved:
+            fidelity = replace(fidelity, kind=FidelityClass.APPROXIMATE)
+        span = SegmentSpan(first - (shift or 0), count)
+        size_bytes = draw(st.integers(1, 1 << 40))
+        segments.append(SegmentRef(draw(HEX), span, size_bytes, fidelity, shift))
         first += count
     if draw(st.booleans()):
         start = draw(st.integers(0, cached - 1))
@@ -76,7 +86,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         transcript_bytes=draw(st.integers(1, limits.MAX_TRANSCRIPT_BYTES)),
         spans=tuple(spans),
         segments=tuple(segments),
-        fidelity=draw(FIDELITY),
+        fidelity=worst_fidelity(draw(FIDELITY), *(ref.promised for ref in segments)),
         hops=Hops(draw(st.integers(0, 9)), draw(st.integers(0, 9))),
         parents=tuple(draw(st.lists(HEX, max_size=3))),
         terms=Terms(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(0, 9)), draw(NAME)),
@@ -113,13 +123,56 @@ def test_a_model_of_window_layers_has_no_run_segments() -> None:
     assert parse_manifest(encode_manifest(manifest)) == manifest
 
 
-def test_a_slice_may_leave_positions_out() -> None:
-    """In slice mode run segments ascend without having to meet; in the others they must."""
-    only = replace(MANIFEST.segments[0], span=SegmentSpan(2, 2))
-    manifest = replace(MANIFEST, mode=Mode.SLICE, segments=(only,))
+APPROXIMATE = Fidelity(FidelityClass.APPROXIMATE)
+
+
+def moved_manifest() -> Manifest:
+    """A baton whose only segment was computed three positions further on."""
+    span = SegmentSpan(MANIFEST.segments[0].span.first + 3, MANIFEST.segments[0].span.count)
+    only = replace(MANIFEST.segments[0], span=span, shift=-3)
+    return replace(MANIFEST, mode=Mode.SLICE, segments=(only,), fidelity=APPROXIMATE)
+
+
+def test_a_segment_says_how_far_it_was_moved() -> None:
+    """It keeps the positions at which it was computed, and stands elsewhere in the baton."""
+    manifest = moved_manifest()
     assert parse_manifest(encode_manifest(manifest)) == manifest
+    assert manifest.segments[0].run.first == 0
+
+
+@pytest.mark.parametrize("kind", [FidelityClass.EXACT, FidelityClass.LOSSY])
+def test_what_was_moved_makes_a_baton_approximate(kind: FidelityClass) -> None:
+    """A baton of moved segments cannot promise more."""
+    with pytest.raises(InputError, match="says"):
+        encode_manifest(replace(moved_manifest(), fidelity=Fidelity(kind)))
+
+
+def test_what_stands_behind_a_moved_segment_is_approximate() -> None:
+    """A segment that attended to moved ones cannot be exact itself."""
+    manifest = moved_manifest()
+    done = manifest.segments[0].run.stop
+    behind = SegmentRef("ab" * 32, SegmentSpan(done, 2), 64)
+    longer = replace(
+        manifest,
+        cached_tokens=done + 2,
+        pending_tokens=1,
+        spans=(),
+        segments=(*manifest.segments, behind),
+    )
+    with pytest.raises(InputError) as caught:
+        encode_manifest(longer)
+    assert caught.value.at == "$.segments[1]"
+    fine = replace(behind, fidelity=APPROXIMATE)
+    longer = replace(longer, segments=(*manifest.segments, fine))
+    assert parse_manifest(encode_manifest(longer)) == longer
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_segments_leave_nothing_out(mode: Mode) -> None:
+    """In every mode the segments of a baton stand one behind the other from its first token on."""
+    only = replace(MANIFEST.segments[0], span=SegmentSpan(2, 2))
     with pytest.raises(InputError):
-        encode_manifest(replace(manifest, mode=Mode.CONTINUE))
+        encode_manifest(replace(MANIFEST, mode=mode, segments=(only,)))
 
 
 def test_extensions_that_are_not_critical_are_ignored() -> None:

@@ -23,12 +23,15 @@ from kvbaton.seals import TrustDomain
 from kvbaton.stores import Key, Kind, Reader, Store
 from kvbaton.types import JSON, LayerRange, Manifest, SegmentHeader, SegmentRef, Transcript
 from kvbaton.wire import limits
-from kvbaton.wire.binding import check_segment, run_digests
+from kvbaton.wire.binding import check_segment, ref_digests
 from kvbaton.wire.prefix import parse_prefix
 from kvbaton.wire.segment import read_header, verify_range
 
 Watch = Callable[[str, int, int], None]
 """Told what is being checked, and bytes done of bytes in all."""
+
+
+_Digests = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,11 @@ class Examination:
         return words
 
     def _listed(
-        self, manifest: Manifest, index: int, ref: SegmentRef, digests: tuple[str, str] | None
+        self,
+        manifest: Manifest,
+        index: int,
+        ref: SegmentRef,
+        digests: tuple[str, str | None] | None,
     ) -> None:
         """One segment as a manifest lists it; the bytes of a segment are read once."""
         place, at, key = f"segment {index}", f"$.segments[{index}]", Key(Kind.SEGMENT, ref.address)
@@ -229,12 +236,11 @@ class Examination:
 
 def _bindings(
     domain: TrustDomain, manifest: Manifest, words: Transcript | None
-) -> Sequence[tuple[str, str] | None]:
+) -> Sequence[_Digests | None]:
     """What each segment must say about its tokens; None where the tokens are not known."""
     if words is None:
         return [None] * len(manifest.segments)
-    spans = [ref.span for ref in manifest.segments]
-    return run_digests(domain.keys, manifest.function.digest, words.ids, spans)
+    return ref_digests(domain.keys, manifest.function.digest, words.ids, manifest.segments)
 
 
 def _bytes_of(header: SegmentHeader, part: LayerRange) -> dict[str, int]:

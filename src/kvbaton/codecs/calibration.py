@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbaton.codecs.plan import CodecPlan, exact_plan, plan_from_json
-from kvbaton.codecs.storage import CODECS
+from kvbaton.codecs.registered import CODECS
 from kvbaton.errors import Fault, FormatError, InputError, NotCalibrated
 from kvbaton.types import JSON, KVLayout
 from kvbaton.wire.canonical import dumps, hex_float

@@ -10,7 +10,7 @@ from typing import Any
 from kvbaton.codecs.base import Codec, CodecChain, chain_from_json
 from kvbaton.codecs.raw import Raw
 from kvbaton.errors import Fault, FormatError, InputError
-from kvbaton.types import JSON, Fidelity, FidelityClass
+from kvbaton.types import JSON, Fidelity, FidelityClass, KVLayout, Place
 
 Chains = tuple[CodecChain, CodecChain]
 """Of keys and of values."""
@@ -99,6 +99,53 @@ def exact_plan(layers: int) -> CodecPlan:
     """The ``exact`` profile: the cache's own bytes."""
     raw = CodecChain((Raw(),))
     return uniform("exact", raw, raw, layers)
+
+
+CHECKED_TOKENS = 256
+"""Tokens of the segment that a plan is checked with."""
+
+
+def check_plan(plan: CodecPlan, layout: KVLayout) -> None:
+    """Hold a plan against a layout, without torch.
+
+    Raises
+    ------
+    InputError
+        It names other layers than the layout has, or a codec cannot take a layer's shape; ``at``
+        is the place.
+    """
+    if len(plan.layers) != len(layout.layers):
+        raise InputError(
+            f"the codec plan {plan.name!r} names {len(plan.layers)} layers, the model has "
+            f"{len(layout.layers)}",
+            at="$.layers",
+        )
+    for layer in range(len(plan.layers)):
+        check_chains(plan.layers[layer], layout, layer, at=f"$.layers[{layer}]")
+
+
+def check_chains(chains: Chains, layout: KVLayout, layer: int, *, at: str) -> None:
+    """Hold the chains of one layer against it.
+
+    Raises
+    ------
+    InputError
+        A codec cannot take the layer's shape; ``at`` is the place, with ``.keys`` or ``.values``.
+    """
+    spec = layout.layers[layer]
+    rope = layout.ropes[spec.rope] if spec.rope >= 0 else None
+    places = (
+        (Place("k", layer, 0, rope), spec.k_dim, "keys"),
+        (Place("v", layer, 0), spec.v_dim, "values"),
+    )
+    for chain, (place, dim, name) in zip(chains, places, strict=True):
+        try:
+            chain.storage(layout.dtype, (spec.kv_heads, CHECKED_TOKENS, dim), place)
+        except (InputError, FormatError) as error:
+            field = error.at.removeprefix("$")
+            raise InputError(
+                f"layer {layer}: {error.sentence}", at=f"{at}.{name}{field}", hint=error.hint
+            ) from error
 
 
 def plan_of(name: str, layers: Sequence[Chains]) -> CodecPlan:

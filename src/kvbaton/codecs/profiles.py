@@ -1,0 +1,222 @@
+"""Named codec profiles, and plans that users write themselves.
+
+A profile makes a plan for any layout.  Figures below are KL in nats against the exact cache and
+bits per element with all overhead, medians over five texts of 1,024 tokens in float32, for
+SmolLM2-135M and Qwen2.5-Coder-0.5B; ``docs/guides/codec-experiments.md`` has all of them and what
+was tried besides.
+
+=================  =====================================================================
+profile            plan
+=================  =====================================================================
+``exact``          the cache's own bytes
+``near-lossless``  8 bit everywhere, keys per channel and values per token
+``layered``        at most 6 bits: searched per layer, K and V
+``compact``        at most 5 bits: 5-bit un-rotated keys, 4-bit Hadamard values; or searched
+``tiny``           at most 4.5 bits: searched per layer, K and V
+``shallow``        8 bit in the first half of the layers, 4 in the second: the often quoted rule,
+                   which these models contradict; for comparison
+``cheapest``       8 bit with one scale per tensor, for tests: fast, small, and coarse
+=================  =====================================================================
+
+Keys per channel over groups of tokens and values per token is KIVI's granularity (Liu et al. 2024);
+un-rotated keys are KVQuant's (Hooper et al. 2024); Hadamard rotation before quantizing is QuaRot's
+(Ashkboos et al. 2024).  The first tokens, which most heads attend to, stay exact (attention sinks,
+Xiao et al. 2024); layer 0 has 8 bits, so that a receiver can hold it against the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kvbaton.codecs.base import Codec, CodecChain
+from kvbaton.codecs.plan import Chains, CodecPlan, check_plan, exact_plan, plan_of
+from kvbaton.codecs.registered import CODECS
+from kvbaton.errors import InputError
+from kvbaton.types import KVLayout
+
+SINKS = 4
+"""First tokens that stay exact."""
+KEY_GROUP = 128
+"""Tokens of a channel that share a scale."""
+FIRST_LAYER_BITS = 8
+
+_TURNABLE = frozenset({"default", "linear", "llama3", "yarn"})
+"""RoPE kinds whose tables do not depend on the length of the sequence."""
+_BLOCK = 16
+"""Channels that a Hadamard block must have to spread outliers."""
+
+
+def codec(name: str, **fields: Any) -> Codec:
+    """A codec by its registered name.
+
+    Raises
+    ------
+    InputError
+        There is no such codec, or it does not have these fields.
+    """
+    kind = CODECS.get(name)
+    if kind is None:
+        raise InputError(f"unknown codec {name!r}", hint=f"known: {', '.join(sorted(CODECS))}")
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        given = ", ".join(sorted(fields))
+        raise InputError(f"codec {name!r} does not have the fields {given}") from error
+
+
+# --- chains of a number of bits: the granularity that works ---------------------------------------
+
+
+def key_chain(
+    layout: KVLayout, layer: int, bits: int, *, first: int = SINKS, group: int = KEY_GROUP
+) -> CodecChain:
+    """Keys of a layer in ``bits`` bits: per channel, un-rotated where RoPE allows it."""
+    index = layout.layers[layer].rope
+    turnable = index >= 0 and layout.ropes[index].kind in _TURNABLE
+    return _key_chain(bits, first, group, turnable)
+
+
+@cache
+def _key_chain(bits: int, first: int, group: int, turnable: bool) -> CodecChain:  # noqa: FBT001
+    packer = codec("int", bits=bits, axis="channel", group=group, first=first, scales="f16")
+    # At 8 bits un-rotating gains nothing, and costs time.
+    unrotate = turnable and bits < FIRST_LAYER_BITS
+    return CodecChain((codec("unrotate", first=first), packer) if unrotate else (packer,))
+
+
+def value_chain(layout: KVLayout, layer: int, bits: int, *, first: int = SINKS) -> CodecChain:
+    """Values of a layer in ``bits`` bits: per token, Hadamard-rotated where the size allows it."""
+    dim = layout.layers[layer].v_dim
+    return _value_chain(bits, first, dim & -dim >= _BLOCK)
+
+
+@cache
+def _value_chain(bits: int, first: int, rotatable: bool) -> CodecChain:  # noqa: FBT001
+    rotate = rotatable and bits < FIRST_LAYER_BITS
+    packer = codec(
+        "int", bits=bits, axis="token", group=0, first=first, symmetric=rotate, scales="u8"
+    )
+    return CodecChain((codec("hadamard", first=first), packer) if rotate else (packer,))
+
+
+def bits_chains(
+    layout: KVLayout, layer: int, keys: int, values: int, *, first: int = SINKS
+) -> Chains:
+    """Chains of a layer whose keys and values have so many bits."""
+    return (
+        key_chain(layout, layer, keys, first=first),
+        value_chain(layout, layer, values, first=first),
+    )
+
+
+def bits_plan(
+    name: str,
+    layout: KVLayout,
+    bits: Callable[[int], tuple[int, int]],
+    *,
+    first: int = SINKS,
+) -> CodecPlan:
+    """A plan from the bits of keys and of values of each layer; layer 0 has at least 8.
+
+    Raises
+    ------
+    InputError
+        A chain does not fit its layer.
+    """
+    layers = []
+    for layer in range(len(layout.layers)):
+        keys, values = bits(layer)
+        if layer == 0:
+            keys, values = max(keys, FIRST_LAYER_BITS), max(values, FIRST_LAYER_BITS)
+        layers.append(bits_chains(layout, layer, keys, values, first=first))
+    plan = plan_of(name, layers)
+    check_plan(plan, layout)
+    return plan
+
+
+# --- profiles ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named way to encode a cache.
+
+    ``provenance`` says where it comes from; ``max_bits`` is the bound under which a search may
+    look for a better plan than ``build`` makes, None where there is nothing to search.
+    """
+
+    name: str
+    provenance: str
+    build: Callable[[KVLayout], CodecPlan]
+    max_bits: float | None = None
+
+    def plan(self, layout: KVLayout) -> CodecPlan:
+        """The plan for a layout, before any search.
+
+        Raises
+        ------
+        InputError
+            The layout cannot be encoded so; the place is named.
+        """
+        return self.build(layout)
+
+
+def _near_lossless(layout: KVLayout) -> CodecPlan:
+    return bits_plan("near-lossless", layout, lambda layer: (8, 8))
+
+
+def _layered(layout: KVLayout) -> CodecPlan:
+    return bits_plan("layered", layout, lambda layer: (6, 5))
+
+
+def _compact(layout: KVLayout) -> CodecPlan:
+    return bits_plan("compact", layout, lambda layer: (5, 4))
+
+
+def _tiny(layout: KVLayout) -> CodecPlan:
+    return bits_plan("tiny", layout, lambda layer: (4, 4))
+
+
+def _shallow(layout: KVLayout) -> CodecPlan:
+    half = len(layout.layers) // 2
+    return bits_plan("shallow", layout, lambda layer: (8, 8) if layer < half else (4, 4))
+
+
+def _cheapest(layout: KVLayout) -> CodecPlan:
+    chain = CodecChain((codec("int", bits=8, axis="tensor", group=0, scales="f32"),))
+    return plan_of("cheapest", ((chain, chain),) * len(layout.layers))
+
+
+EXACT = Profile("exact", "the cache's own bytes", lambda layout: exact_plan(len(layout.layers)))
+NEAR_LOSSLESS = Profile("near-lossless", "KIVI's granularity at 8 bits", _near_lossless)
+LAYERED = Profile("layered", "searched bits per layer, K and V", _layered, 6.0)
+COMPACT = Profile("compact", "KVQuant's keys, QuaRot's values, exact sinks", _compact, 5.0)
+TINY = Profile("tiny", "searched bits per layer, K and V", _tiny, 4.5)
+SHALLOW = Profile("shallow", "the rule that deep layers tolerate more", _shallow)
+CHEAPEST = Profile("cheapest", "one scale per tensor, for tests", _cheapest)
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (EXACT, NEAR_LOSSLESS, LAYERED, COMPACT, TINY, SHALLOW, CHEAPEST)
+}
+"""Profiles by name, from the most faithful on."""
+
+RECOMMENDED = ("near-lossless", "layered", "compact", "tiny")
+"""Lossy profiles that ``kvbaton tune-codec`` measures where none is named."""
+
+
+def profile(name: str) -> Profile:
+    """The profile of a name.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    found = PROFILES.get(name)
+    if found is None:
+        raise InputError(f"no profile is called {name!r}", hint=f"known: {', '.join(PROFILES)}")
+    return found

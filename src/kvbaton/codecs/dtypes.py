@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kvbaton.errors import InputError
+
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -16,3 +18,17 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "I64": torch.int64,
 }
 SAFETENSORS_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def safetensors_name(dtype: torch.dtype) -> str:
+    """The name of a dtype that can be stored.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    name = SAFETENSORS_NAMES.get(dtype)
+    if name is None:
+        raise InputError(f"tensors of {dtype} cannot be stored")
+    return name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbaton.codecs.base import Shape, StoredShape, TensorToBytes
-from kvbaton.types import Place, StoredTensor
+from kvbaton.types import JSON, Place, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -20,19 +20,23 @@ class Raw(TensorToBytes):
     name: ClassVar[str] = "raw"
     views: ClassVar[bool] = True
 
+    def to_json(self) -> JSON:
+        """The name alone, as the segment's specification spells it."""
+        return {"name": self.name}
+
     def storage(self, dtype: str, shape: Shape, place: Place) -> Mapping[str, StoredShape]:
         """One stored tensor of the same dtype and shape."""
         return {"": StoredShape(dtype, shape)}
 
-    def pack(self, tensor: torch.Tensor, place: Place) -> Mapping[str, StoredTensor]:
+    def pack(self, tensor: torch.Tensor, dtype: str, place: Place) -> Mapping[str, StoredTensor]:
         """The tensor's own memory, if it is contiguous on the host."""
         import torch
 
-        from kvbaton.codecs.dtypes import SAFETENSORS_NAMES
+        from kvbaton.codecs.conversion import to_dtype
 
-        flat = tensor.contiguous().view(-1).view(torch.uint8)
+        flat = to_dtype(tensor, dtype, place).cpu().contiguous().view(-1).view(torch.uint8)
         data = memoryview(flat.numpy()).cast("B")
-        return {"": StoredTensor("", SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape), data)}
+        return {"": StoredTensor("", dtype, tuple(tensor.shape), data)}
 
     def unpack(
         self, stored: Mapping[str, memoryview], dtype: str, shape: Shape, place: Place

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvbaton.codecs.base import BytesToBytes, Codec, chain_from_json
-from kvbaton.codecs.raw import Raw
-from kvbaton.errors import FormatError
+from kvbaton.codecs.base import BytesToBytes, chain_from_json
+from kvbaton.codecs.registered import CODECS
+from kvbaton.errors import Fault, FormatError, InputError
 from kvbaton.types import JSON, Place
 
-CODECS: dict[str, type[Codec]] = {Raw.name: Raw}
-"""Registered codecs by name."""
+__all__ = ["CODECS", "storage"]
 
 
 def storage(
@@ -23,17 +22,23 @@ def storage(
     Raises
     ------
     FormatError
-        ``UNKNOWN_CODEC`` with the hint what would bring it.
+        ``UNKNOWN_CODEC`` with the hint what would bring it; ``OUT_OF_RANGE`` for a field that the
+        codec refuses; ``SHAPE_MISMATCH`` for groups that do not fit this layout.
     """
     try:
         chain = chain_from_json(codec, CODECS)
+        wanted = chain.storage(dtype, shape, place)
     except FormatError as error:
         error.at = at + error.at.removeprefix("$.codecs")
         raise
+    except InputError as error:
+        raise FormatError(
+            error.sentence, fault=Fault.SHAPE_MISMATCH, at=at, hint=error.hint
+        ) from error
     squeezed = any(isinstance(step, BytesToBytes) for step in chain.codecs)
     return {
         f"{place.name}.{suffix}" if suffix else place.name: (
             ("U8", None) if squeezed else (stored.dtype, stored.shape)
         )
-        for suffix, stored in chain.packer.storage(dtype, shape, place).items()
+        for suffix, stored in wanted.items()
     }

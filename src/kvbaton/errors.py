@@ -10,6 +10,7 @@
     │   ├── PipelineError                 a pipeline file, with the path into it
     │   ├── SettingsError                 an environment variable or option value
     │   ├── NotCalibrated                 a lossy profile that was not measured on this model
+    │   ├── SliceError                    token ranges that are no slice, with the place
     │   ├── StaleTurn                     a turn whose cache has moved on
     │   ├── CacheBusy                     a cache that another request is using
     │   └── LossySource                   quantizing again what has been quantized
@@ -98,6 +99,10 @@ class SettingsError(InputError):
 
 class NotCalibrated(InputError):
     """A lossy codec profile has no calibration record for this model; the hint makes one."""
+
+
+class SliceError(InputError):
+    """Token ranges that cannot be cut out of a turn; ``at`` is the range."""
 
 
 class StaleTurn(InputError):

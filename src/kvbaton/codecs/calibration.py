@@ -65,8 +65,9 @@ class CalibrationRecord:
         Median and worst text's mean KL in nats; mean share of flips; median perplexity ratio.
     bits_per_element
         Of the segment files, all overhead counted.
-    noise_floor_kl
-        The model's own noise in this dtype, in nats; None where it was not measured.
+    noise_floor_kl, bf16_floor_kl
+        The model's own noise in this dtype and in bfloat16, in nats; None where it was not
+        measured.  In float32 it is next to nothing, so multiples of it say little.
     first_layer_error
         Largest relative error of a token's V in layer 0, for the check of tokens against layer 0.
     ranges
@@ -91,6 +92,7 @@ class CalibrationRecord:
     ppl_ratio: float
     bits_per_element: float
     noise_floor_kl: float | None = None
+    bf16_floor_kl: float | None = None
     first_layer_error: float = 0.0
     ranges: JSON = field(default_factory=dict)
     producer: tuple[tuple[str, str], ...] = ()
@@ -99,8 +101,12 @@ class CalibrationRecord:
     @property
     def noise_multiple(self) -> float | None:
         """KL in multiples of the noise floor; None where that is unknown or zero."""
-        floor = self.noise_floor_kl
-        return self.kl / floor if floor else None
+        return self.kl / self.noise_floor_kl if self.noise_floor_kl else None
+
+    @property
+    def bf16_multiple(self) -> float | None:
+        """KL in multiples of the noise floor in bfloat16; None where that is unknown or zero."""
+        return self.kl / self.bf16_floor_kl if self.bf16_floor_kl else None
 
     @cached_property
     def digest(self) -> str:

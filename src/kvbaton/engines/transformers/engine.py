@@ -12,7 +12,14 @@ import psutil
 import torch
 
 from kvbaton.engines.base import Engine
-from kvbaton.engines.transformers import compat, first_layer, identity, layout
+from kvbaton.engines.transformers import (
+    compat,
+    first_layer,
+    identity,
+    importance,
+    layout,
+    recompute,
+)
 from kvbaton.engines.transformers.cache import KVCache
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.engines.transformers.slot import CacheSlot, integer_view
@@ -251,6 +258,64 @@ class TransformersEngine(Engine):
         keys, values = zip(*parts, strict=True)
         return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
+    def recompute(
+        self,
+        cache: KVCache,
+        ids: Sequence[int],
+        rows: Sequence[int],
+        *,
+        layers: int | None = None,
+    ) -> int:
+        """Compute K and V of chosen positions anew, in place, against all that is before them."""
+        layers = self._require_recomputable(cache, ids, rows, layers)
+        with self._fixed_threads(), self._rope_lock:
+            return recompute.recompute(
+                self.model, self.cache_argument, cache, ids, rows, layers=layers
+            )
+
+    def deviation(
+        self, cache: KVCache, ids: Sequence[int], first: int, stop: int, *, check_layer: int
+    ) -> torch.Tensor:
+        """How far K and V of positions move at ``check_layer`` when they are computed anew."""
+        rows = range(first, stop)
+        layers = self._require_recomputable(cache, ids, rows, check_layer + 1)
+        deviation = recompute.Deviation(check_layer)
+        with self._fixed_threads(), self._rope_lock:
+            recompute.recompute(
+                self.model, self.cache_argument, cache, ids, rows, layers=layers, told=deviation
+            )
+        return deviation.squared
+
+    def attention_importance(
+        self, cache: KVCache, ids: Sequence[int], *, queries: int = 32
+    ) -> torch.Tensor:
+        """Share of the last tokens' attention that each layer pays to each position."""
+        self._require_recomputable(cache, ids, range(1), None)
+        with self._fixed_threads(), self._rope_lock:
+            return importance.attention_importance(
+                self.model, self.cache_argument, cache, ids, queries=queries
+            )
+
+    def _require_recomputable(
+        self, cache: KVCache, ids: Sequence[int], rows: Sequence[int], layers: int | None
+    ) -> int:
+        layers = len(self.layout.layers) if layers is None else layers
+        if not 1 <= layers <= len(self.layout.layers):
+            raise InputError(f"a model of {len(self.layout.layers)} layers has no first {layers}")
+        if not rows:
+            raise EmptyInput("there are no positions to compute again")
+        if len(ids) != cache.length:
+            raise InputError(f"{len(ids)} ids for a cache of {cache.length} positions")
+        self.require_known(ids)
+        recompute.require_rows(rows, cache.length)
+        recompute.require_recomputable(
+            self.layout,
+            str(self.model.config._attn_implementation),
+            tokens=cache.length,
+            max_tokens=self.max_tokens,
+        )
+        return layers
+
     # -- handing over ---------------------------------------------------------------------------
 
     def export(self, cache: KVCache, spans: Sequence[SegmentSpan]) -> Iterator[ExportedLayer]:
@@ -276,6 +341,30 @@ class TransformersEngine(Engine):
                 raise
             raise OutOfMemory(f"no memory for a cache of {tokens + room} tokens") from error
         return CacheSlot(cache, tokens, self.layout)
+
+    def append(self, cache: KVCache, part: KVCache) -> None:
+        """Copy all positions of another cache behind those of ``cache``; full layers only."""
+        self._require_full_layers()
+        with torch.inference_mode():
+            for state, new in zip(cache.layers, part.layers, strict=True):
+                state.update(new.keys, new.values)
+
+    def append_blank(self, cache: KVCache, tokens: int) -> None:
+        """Make positions behind those of ``cache`` that have no KV yet."""
+        self._require_full_layers()
+        with torch.inference_mode():
+            for state in cache.layers:
+                spec = state.spec
+                shape = (1, spec.kv_heads, tokens)
+                keys, values = (
+                    torch.zeros((*shape, dim), dtype=self.dtype, device=self.device)
+                    for dim in (spec.k_dim, spec.v_dim)
+                )
+                state.update(keys, values)
+
+    def _require_full_layers(self) -> None:
+        if self.layout.window_layers:
+            raise InputError("a cache with window layers cannot be put together from parts")
 
     def _wait_for_device(self) -> None:
         """Let what was asked of a GPU be done before the clock is read."""

@@ -18,6 +18,7 @@ _REGISTRY: Registry[type[Codec]] = Registry(
         "fp8": Provider("kvbaton.codecs.fp8:Fp8"),
         "hadamard": Provider("kvbaton.codecs.hadamard:Hadamard"),
         "int": Provider("kvbaton.codecs.integer:Int"),
+        "int-blocks": Provider("kvbaton.codecs.blocks:IntBlocks"),
         "nf4": Provider("kvbaton.codecs.nf4:Nf4"),
         "raw": Provider("kvbaton.codecs.raw:Raw"),
         "unrotate": Provider("kvbaton.codecs.unrotate:Unrotate"),

@@ -138,6 +138,14 @@ def test_equal_scores_leave_the_newer_blocks() -> None:
     assert [(m.run.first, m.run.count) for m in fitted.moves] == [(0, 4), (64, 36)]
 
 
+def test_blocks_have_the_mean_of_their_tokens() -> None:
+    """Five scores in blocks of two: the last block has one."""
+    found = Importance.of_tokens((1.0, 3.0, 0.0, 0.5, 7.0), block_tokens=2)
+    assert found == Importance(2, (2.0, 0.25, 7.0))
+    with pytest.raises(InputError, match="at least one token"):
+        Importance.of_tokens((1.0,), block_tokens=0)
+
+
 def test_importance_that_nobody_recorded_drops_the_oldest_and_says_so() -> None:
     """Without scores the cut is that of drop-oldest, and the sentence names it."""
     fitted = found(too_long(), "importance")

@@ -12,12 +12,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 
 from kvbaton.errors import InputError
 from kvbaton.types import Deny, Move, Reason, ReasonCode, Role, Span, TokenRun
 
 SINKS = 4
 """Positions at the beginning that always stay."""
+BLOCK_TOKENS = 16
+"""Positions that are kept or dropped together by importance: single ones tear sentences apart."""
 RECENT_SHARE = 0.25
 """Share of the kept positions that are the newest ones, when the rest is kept by importance."""
 HEAD_SHARE = 0.5
@@ -55,6 +58,20 @@ class Importance:
         for index, score in enumerate(self.scores):
             if math.isnan(score):
                 raise InputError("a score must be a number", at=f"$.importance.scores[{index}]")
+
+    @classmethod
+    def of_tokens(cls, scores: Sequence[float], *, block_tokens: int = BLOCK_TOKENS) -> Importance:
+        """Blocks from a score per position, such as its share of attention: their means.
+
+        Raises
+        ------
+        InputError
+            A block of no tokens, or a score that is not a number.
+        """
+        if block_tokens < 1:
+            return cls(block_tokens, ())
+        cut = range(0, len(scores), block_tokens)
+        return cls(block_tokens, tuple(fmean(scores[i : i + block_tokens]) for i in cut))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,12 @@ class Account:
     parents: tuple[str, ...] = ()
     held: tuple[SegmentRef, ...] = ()
     inherited: tuple[Inherited, ...] = ()
+    batons: tuple[str, ...] = ()
+    recomputed: int = 0
+    start: int | None = None
+    """Positions that the cache holds before the prompt's rest is fed; ``reused`` by default."""
+    computed_before: int = 0
+    """Positions that were run through the model before the answer's own first pass."""
 
     def enter(self, taken: Taken) -> Any:
         """Enter what a take brought; its cache, or None."""
@@ -54,14 +60,23 @@ class Account:
         self.reasons += taken.reasons
         self.bytes_moved += taken.bytes_moved
         self.held += taken.held
-        self.inherited += taken.inherited
-        self.fidelity = worst_fidelity(self.fidelity, *(i.fidelity for i in taken.inherited))
+        self.inherit(taken.inherited)
         return taken.cache
 
-    def inherit(self, known: Sequence[Inherited], tokens: int) -> None:
-        """Enter what the first ``tokens`` positions of a cache have inherited."""
+    def enter_slice(self, taken: Taken) -> Any:
+        """Enter one slice of several; its cache, or None."""
+        self.clock.add(taken.seconds)
+        self.reasons += taken.reasons
+        self.bytes_moved += taken.bytes_moved
+        self.held += taken.held
+        self.inherit(taken.inherited)
+        return taken.cache
+
+    def inherit(self, known: Sequence[Inherited], tokens: int | None = None) -> None:
+        """Enter what the first ``tokens`` positions of a cache have inherited, or all of them."""
         for one in known:
-            count = min(one.run.stop, tokens) - one.run.first
+            stop = one.run.stop if tokens is None else min(one.run.stop, tokens)
+            count = stop - one.run.first
             if count > 0:
                 self.inherited += (Inherited(TokenRun(one.run.first, count), one.fidelity),)
         self.fidelity = worst_fidelity(self.fidelity, *(i.fidelity for i in self.inherited))
@@ -82,7 +97,9 @@ class Account:
             context_tokens=context_tokens,
             reused_tokens=self.reused,
             pending_tokens=self.pending,
-            computed_tokens=answer.computed_tokens,
+            batons=self.batons or ((baton.id,) if baton is not None else ()),
+            computed_tokens=self.computed_before + answer.computed_tokens,
+            recomputed_token_layers=self.recomputed,
             generated_tokens=len(answer.ids),
             bytes_moved=self.bytes_moved,
             bytes_deduplicated=baton.bytes_deduplicated if baton is not None else 0,

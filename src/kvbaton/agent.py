@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from kvbaton.account import Account
-from kvbaton.backing import covered
+from kvbaton.backing import Source, covered
 from kvbaton.clock import Clock
+from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn, clip
 from kvbaton.decoding import Answer, Decoding, decode
 from kvbaton.engines.base import Engine
@@ -22,10 +23,19 @@ from kvbaton.errors import (
     BatonUnavailable,
     InputError,
     NotTrusted,
+    SliceError,
     WindowExceeded,
 )
+from kvbaton.joining import Join, Rows, Taking, own_beginning
 from kvbaton.outbox import Outbox
-from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
+from kvbaton.prompts import (
+    Messages,
+    Prompt,
+    PromptWriter,
+    SlicePrompt,
+    packed_spans,
+    user_turn,
+)
 from kvbaton.reasons import unavailable_reason
 from kvbaton.relay import Relay
 from kvbaton.types import (
@@ -41,9 +51,15 @@ from kvbaton.types import (
     Receipt,
     Route,
     SegmentRef,
+    Span,
     Terms,
+    TokenRun,
     common_prefix,
 )
+
+ID_DIGITS = 64
+Spans = Literal["prompt", "generated", "all"] | Sequence[tuple[int, int] | TokenRun]
+"""What a slice is made of."""
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
@@ -135,6 +151,29 @@ class Agent:
             return self._answer_reusing(wanted, how, account)
         return self._answer_from(known, wanted, how, account)
 
+    def prefill(self, prompt: str | None = None, *, messages: Messages | None = None) -> Turn:
+        """Read a prompt, or chat messages, without answering: a turn to hand off as it is.
+
+        Its receiver draws the conclusions.  The conversation is the agent's own afterwards.
+
+        Raises
+        ------
+        EmptyInput, InputError
+            There is nothing to read.
+        WindowExceeded
+            The prompt does not fit the model's window.
+        """
+        account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
+        wanted = self.writer.prefill_only(prompt, messages)
+        self._require_window(wanted)
+        cache = self.engine.new_cache(len(wanted.ids))
+        counted = self.engine.computed_tokens()
+        self.engine.forward(cache, wanted.ids)
+        account.computed_before = self.engine.computed_tokens() - counted
+        nothing = Answer((), "", "", 0, 0.0)
+        talk = Conversation(cache, list(wanted.ids), list(wanted.spans), list(wanted.messages))
+        return self._turn(talk, wanted, nothing, account)
+
     def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
         self._require_window(wanted)
@@ -216,79 +255,141 @@ class Agent:
         self,
         turn: Turn,
         *,
-        mode: Mode | str = Mode.CONTINUE,
-        instruction: str = "",
-        summary: str = "",
-        goal: str = "",
-        round: int = 0,  # noqa: A002 - the field's name in the manifest
-        receiver: str = "",
+        mode: Mode | str | None = None,
+        spans: Spans | None = None,
+        private: bool = False,
+        clean: bool = False,
+        plan: CodecPlan | None = None,
+        requantize: bool = False,
+        **terms: Any,
     ) -> Baton:
         """Hand a turn's context off: store what is not in the store yet, and the baton.
 
-        ``shared-prefix`` hands off the shared preamble only.
+        Parameters
+        ----------
+        mode
+            ``continue`` by default; ``slice`` where spans are named.  ``shared-prefix`` hands off
+            the shared preamble only.
+        spans
+            What a slice is made of: ``prompt`` (what was read), ``generated`` (the answer),
+            ``all``, or ranges ``(first, stop)`` of the turn's tokens.
+        private
+            Let selections by name include the system prompt and reasoning.  Whatever is left
+            out, later tokens have attended to it.
+        clean
+            Compute the slice anew without what is left out, so that nothing has attended to it.
+        plan
+            Encode everything by this codec plan instead of the agent's own.
+        requantize
+            Let the plan quantize again what has been quantized before; it is marked.
+        terms
+            Fields of ``Terms``: ``instruction``, ``summary``, ``goal``, ``round``, ``receiver``.
 
         Raises
         ------
         InputError
-            There is no shared preamble, or the mode is not known.
+            There is no shared preamble, the mode or a term is not known, or spans are named for
+            another mode.
+        SliceError
+            Spans that are empty, overlap or reach outside; a model whose cache cannot be sliced.
+        LossySource
+            The plan would quantize what has been quantized before.
         StaleTurn
             The cache has moved on and window layers no longer hold the turn's state.
         StoreError
             The store could not take it.
         """
-        wanted, conversation = _mode(mode), turn.conversation
-        tokens, cached = turn.tokens, turn.cached
-        if wanted is Mode.SHARED_PREFIX:
-            tokens = cached = conversation.shared_tokens
-            if tokens == 0:
-                raise InputError(
-                    "this conversation has no shared preamble", hint="give the agent one"
-                )
-        elif wanted is Mode.SLICE:
-            raise InputError(
-                "slices are not supported yet", hint="use 'continue' or 'shared-prefix'"
+        named = spans is not None or private or clean
+        wanted = _mode(mode) if mode is not None else Mode.SLICE if named else Mode.CONTINUE
+        if named and wanted is not Mode.SLICE:
+            raise InputError(f"spans are handed off in mode 'slice', not {wanted.value!r}")
+        conversation = turn.conversation
+        if wanted is Mode.SLICE:
+            source, shown = self._slice_source(
+                turn, "all" if spans is None else spans, private=private
             )
-        source = conversation.source(tokens, cached)
+            if clean:
+                source = self._recomputed(source)
+        else:
+            source, shown = self._whole_source(turn, wanted)
+        whole = wanted is Mode.CONTINUE
         baton = self.relay.hand_off(
             source,
             sender=self.name,
             mode=wanted,
-            text=self.engine.chat.text_of(source.ids),
-            spans=clip(conversation.spans, tokens),
-            messages=() if wanted is Mode.SHARED_PREFIX else tuple(turn.messages),
-            terms=Terms(instruction, summary, goal, round, receiver),
+            text=self.engine.chat.text_of(source.packed_ids),
+            spans=shown,
+            messages=tuple(turn.messages) if whole else (),
+            terms=Terms(**_known(terms, Terms)),
+            plan=plan,
+            requantize=requantize,
         )
-        conversation.shipped(baton.manifest.segments)
+        if wanted is not Mode.SLICE and plan is None:
+            conversation.shipped(baton.manifest.segments)
         return baton
+
+    def _whole_source(self, turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
+        """A turn's whole context, or the preamble at its head."""
+        tokens, cached = turn.tokens, turn.cached
+        if mode is Mode.SHARED_PREFIX:
+            tokens = cached = turn.conversation.shared_tokens
+            if tokens == 0:
+                raise InputError(
+                    "this conversation has no shared preamble", hint="give the agent one"
+                )
+        return turn.conversation.source(tokens, cached), clip(turn.conversation.spans, tokens)
+
+    def _slice_source(
+        self, turn: Turn, spans: Spans, *, private: bool
+    ) -> tuple[Source, tuple[Span, ...]]:
+        """Chosen spans of a turn, one behind the other."""
+        from kvbaton.alignment.slicing import require_sliceable
+
+        require_sliceable(self.engine.layout)
+        runs = turn.runs(spans, private=private)
+        source = turn.conversation.source(turn.tokens, turn.cached, runs)
+        if source.packed_cached == 0:
+            raise SliceError("the slice has no keys and values yet", at="$.spans")
+        return source, packed_spans(turn.spans, runs)
+
+    def _recomputed(self, source: Source) -> Source:
+        """The same tokens, computed from nothing but themselves."""
+        ids, cached = source.packed_ids, source.packed_cached
+        cache = self.engine.new_cache(cached)
+        self.engine.forward(cache, ids[:cached])
+        return Source(cache, cached, ids, parents=source.parents)
 
     # -- take -----------------------------------------------------------------------------------
 
     def take(
         self,
-        baton: Baton | BatonRef | str,
+        *given: Baton | BatonRef | str,
         instruction: str = "",
-        *,
         messages: Messages | None = None,
         mode: Mode | str | None = None,
         deadline_s: float | None = None,
         strict: bool = False,
         minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
+        repair: Rows | None = None,
         **options: Any,
     ) -> Turn:
-        """Go on from a baton.
+        """Go on from a baton, or from slices of several.
 
         Parameters
         ----------
-        baton
-            A baton, its reference, or its id in this agent's store.
+        given
+            A baton, its reference, or its id in this agent's store; several of them in mode
+            ``slice``, in the order in which they are to be read.  A last string that is no id is
+            the instruction: ``take(baton, "Write the code.")``.
         instruction
-            What the receiver is to do; a new turn behind the sender's conversation.  Without one
-            the sender's own instruction in the baton is used.
+            What the receiver is to do; a new turn behind what it takes.  Without one the sender's
+            own instruction in the baton is used.
         messages
             The caller's own messages: used when the baton is not trusted or not available, and,
             where there is no instruction, as the prompt whose common prefix is reused.
         mode
-            The baton's own mode by default.
+            The baton's own mode by default.  ``slice`` hangs it behind the receiver's own
+            beginning, without what is private in it.
         deadline_s
             Seconds to the first token, the agent's own by default; past it, what is left is
             prefilled as text.
@@ -296,43 +397,119 @@ class Agent:
             Raise instead of falling back.
         minimum
             The least fidelity that is acceptable.
+        repair
+            Chooses tokens of slices that are computed again behind the receiver's own beginning.
         options
             Fields of ``Decoding``.
 
         Raises
         ------
         NotTrusted, BatonUnavailable
-            The baton cannot be used and there are no messages to answer instead.
+            A baton cannot be used and there are no messages to answer instead.
         BatonRefused
-            ``strict``, and the baton's cache was not used.
+            ``strict``, and a baton's cache was not used.
         EmptyInput
             The receiver adds no tokens.
         """
         how, clock = _decoding(options), Clock()
+        references, said = _references(given, instruction)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         try:
             with clock.phase("get"):
-                opened = self.relay.open(baton, deadline_s=limit_s)
+                opened = [self.relay.open(one, deadline_s=limit_s) for one in references]
         except (NotTrusted, BatonUnavailable) as error:
             if messages is None or strict:
                 raise
             return self._without_baton(error, messages, how, clock)
-        wanted_mode = _mode(mode) if mode is not None else opened.manifest.mode
-        account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened)
+        wanted_mode = _mode(mode) if mode is not None else opened[0].manifest.mode
+        if len(opened) > 1 and wanted_mode is not Mode.SLICE:
+            raise InputError(
+                f"several batons cannot be taken in mode {wanted_mode.value!r}",
+                hint="mode='slice' hangs one behind the other",
+            )
+        account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
+        account.batons = tuple(baton.id for baton in opened)
+        terms = Taking(limit_s, FidelityClass(minimum), self.engine.function, repair, strict)
+        if wanted_mode is Mode.SLICE:
+            return self._take_slices(opened, said, how, account, terms)
+        return self._take_whole(opened[0], said, messages, how, account, terms)
+
+    def _take_whole(
+        self,
+        opened: Baton,
+        instruction: str,
+        messages: Messages | None,
+        how: Decoding,
+        account: Account,
+        terms: Taking,
+    ) -> Turn:
+        """Go on in the sender's conversation, or behind the common preamble."""
         account.hops = opened.manifest.hops
-        function = self.engine.function
-        wanted = self._prompt_for(opened, instruction, messages, account, function)
-        taken = self._take_kv(
-            opened, wanted, how, account, limit_s, FidelityClass(minimum), function
+        wanted = self._prompt_for(opened, instruction, messages, account, terms.function)
+        taken = self._take_kv(opened, wanted, how, account, terms)
+        self._require_used(account, terms)
+        return self._answer(taken, wanted, how, account)
+
+    def _take_slices(
+        self,
+        opened: Sequence[Baton],
+        instruction: str,
+        how: Decoding,
+        account: Account,
+        terms: Taking,
+    ) -> Turn:
+        """Hang slices behind the agent's own beginning."""
+        said = instruction or opened[0].manifest.terms.instruction
+        account.hops = Hops(
+            max(b.manifest.hops.exact for b in opened), max(b.manifest.hops.lossy for b in opened)
         )
-        if strict and account.route is Route.TEXT:
+        foreign = [
+            b for b in opened if "tokenizer" in b.manifest.function.differing(terms.function)
+        ]
+        wanted: Prompt
+        cache = None
+        if foreign:
+            wanted = self.writer.slices_as_text(opened, said)
+            account.route, account.reasons = Route.TEXT, (_foreign(foreign[0]),)
+        else:
+            wanted = prompt = self.writer.behind_slices(opened, said)
+            self._require_window(wanted)
+            counted = self.engine.computed_tokens()
+            cache = self._hang(prompt, account, terms)
+            account.computed_before = self.engine.computed_tokens() - counted
+        if account.route is Route.TEXT:
+            account.outcome, account.hops = Outcome.KV_UNUSABLE, Hops()
+        else:
+            account.parents = account.batons
+        self._require_used(account, terms)
+        return self._answer(cache, wanted, how, account)
+
+    def _hang(self, prompt: SlicePrompt, account: Account, terms: Taking) -> Any:
+        """A cache of the agent's own beginning with the slices' caches behind it."""
+        known = self.conversation
+        with account.clock.phase("own_prefill"):
+            cache = own_beginning(
+                self.relay,
+                prompt,
+                known.cache if known is not None else None,
+                agreed=self._agreed(known, prompt) if known is not None else 0,
+                deadline_s=terms.deadline_s,
+            )
+        own = cache.length
+        Join(self.relay, prompt, account).hang(cache, terms)
+        account.start = cache.length
+        return cache if account.route is not Route.TEXT or own else None
+
+    def _require_used(self, account: Account, terms: Taking) -> None:
+        """Refuse to fall back where the caller does not want to."""
+        sliced = account.mode is Mode.SLICE and account.route is not Route.BATON
+        if terms.strict and (account.route is Route.TEXT or sliced):
             reason = account.reasons[0]
             raise BatonRefused(
                 f"the baton's cache was not used: {reason.sentence}",
                 reason_code=reason.code.value,
                 at=reason.at,
             )
-        return self._answer(taken, wanted, how, account)
 
     def _without_baton(
         self,
@@ -364,8 +541,6 @@ class Agent:
         said = instruction or ("" if messages else baton.manifest.terms.instruction)
         if account.mode is Mode.SHARED_PREFIX:
             return self.writer.behind_preamble(said, messages)
-        if account.mode is not Mode.CONTINUE:
-            raise InputError(f"mode {account.mode.value!r} is not supported yet")
         if not said and messages:
             return self.writer.render(messages)
         if self.writer.two_system_prompts(baton):
@@ -385,9 +560,7 @@ class Agent:
         wanted: Prompt,
         how: Decoding,
         account: Account,
-        deadline_s: float,
-        minimum: FidelityClass,
-        function: FunctionId,
+        terms: Taking,
     ) -> Any:
         """The baton's cache, attached as far as the prompt agrees with it; None on route text."""
         ids = baton.transcript.ids
@@ -400,9 +573,9 @@ class Agent:
             prompt_tokens=len(wanted.ids),
             reusable=reusable,
             room=self._room(wanted, reusable, how),
-            deadline_s=self._kv_deadline(deadline_s, account.clock, len(wanted.ids)),
-            minimum=minimum,
-            function=function,
+            deadline_s=self._kv_deadline(terms.deadline_s, account.clock, len(wanted.ids)),
+            minimum=terms.minimum,
+            function=terms.function,
         )
         cache = account.enter(taken)
         account.parents = (baton.id,)
@@ -425,8 +598,9 @@ class Agent:
     def _answer(self, cache: Any, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Decode behind whatever is attached, keep the conversation, write the receipt."""
         if cache is None:
-            account.reused = account.pending = 0
+            account.reused = account.pending = account.start = 0
             cache = self.engine.new_cache(self._room(wanted, 0, how))
+        start = account.reused if account.start is None else account.start
         talk = Conversation(
             cache,
             list(wanted.ids),
@@ -452,9 +626,9 @@ class Agent:
             answer = decode(
                 self.engine,
                 cache,
-                wanted.ids[account.reused :],
+                wanted.ids[start:],
                 how,
-                after=account.reused,
+                after=start,
                 settled=settled,
                 first_token=first_token,
             )
@@ -476,7 +650,14 @@ class Agent:
         said = [i for i in answer.ids if i not in chat.stop_ids]
         talk.messages.append({"role": "assistant", "content": chat.text_of(said)})
         clock.seconds["first_forward"] = answer.ttft_s
-        clock.seconds["total"] = clock.elapsed()
+        turn = self._turn(talk, wanted, answer, account)
+        if answer.fired is not None:
+            return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))
+        return turn
+
+    def _turn(self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account) -> Turn:
+        """The turn with its receipt; the agent's conversation from now on."""
+        account.clock.seconds["total"] = account.clock.elapsed()
         receipt = account.receipt(
             answer, agent=self.name, model=self.engine.name, context_tokens=len(wanted.ids)
         )
@@ -494,19 +675,50 @@ class Agent:
         self.conversation = talk
         if self.log is not None:
             self.log(receipt)
-        if answer.fired is not None:
-            return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))
         return turn
 
 
 def _decoding(options: Mapping[str, Any]) -> Decoding:
-    known = Decoding.__dataclass_fields__
+    return Decoding(**_known(options, Decoding))
+
+
+def _known(options: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
+    """The options, if all of them are fields of a dataclass."""
+    known = kind.__dataclass_fields__
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InputError(
             f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
         )
-    return Decoding(**options)
+    return options
+
+
+def _references(
+    given: Sequence[Baton | BatonRef | str], instruction: str
+) -> tuple[list[Baton | BatonRef | str], str]:
+    """Batons and the instruction, which may come as the last string."""
+    several, said = list(given), instruction
+    last = several[-1] if len(several) > 1 else None
+    if isinstance(last, str) and not said and not _is_id(last):
+        said = last
+        several.pop()
+    if not several:
+        raise InputError("there is no baton to take")
+    for index, one in enumerate(several[1:], start=1):
+        if isinstance(one, str) and not _is_id(one):
+            raise InputError(f"{one[:40]!r} is no baton's id", at=f"$.batons[{index}]")
+    return several, said
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == ID_DIGITS and all(c in "0123456789abcdef" for c in text)
+
+
+def _foreign(baton: Baton) -> Reason:
+    return Reason(
+        ReasonCode.FUNCTION_DIFFERS,
+        f"the slice of {baton.manifest.sender!r} comes from another tokenizer",
+    )
 
 
 def _mode(mode: Mode | str) -> Mode:

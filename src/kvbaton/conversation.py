@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from kvbaton.backing import Inherited, Source
 from kvbaton.outbox import Outbox
@@ -120,6 +120,30 @@ class Turn:
     def spans(self) -> tuple[Span, ...]:
         """Spans of the conversation as it was when the turn ended, by role."""
         return clip(self.conversation.spans, self.tokens)
+
+    def runs(
+        self, spans: str | Sequence[tuple[int, int] | TokenRun], *, private: bool = False
+    ) -> tuple[TokenRun, ...]:
+        """Runs of the turn's tokens, by name or as ranges.
+
+        ``prompt`` is what stood before this answer, ``generated`` the answer with its opening,
+        ``all`` both; system prompt and reasoning are left out unless ``private``.
+
+        Raises
+        ------
+        SliceError
+            Nothing is left, or ranges that are empty, overlap, or reach outside.
+        """
+        from kvbaton.alignment.slicing import PRIVATE_ROLES, Selection, as_runs, by_role
+
+        if not isinstance(spans, str):
+            return as_runs(spans, tokens=self.tokens)
+        prompt = self.tokens - len(self.ids)
+        opening = [s for s in self.spans if s.run.stop == prompt and s.role is Role.GENERATED]
+        if self.ids and opening:
+            prompt = opening[0].run.first
+        left_out = frozenset() if private else PRIVATE_ROLES
+        return by_role(self.spans, cast("Selection", spans), prompt_tokens=prompt, private=left_out)
 
     @property
     def messages(self) -> tuple[Mapping[str, Any], ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from kvbaton.conversation import Conversation
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.errors import EmptyInput, InputError
-from kvbaton.types import JSON, Baton, Role, Span
+from kvbaton.types import JSON, Baton, Mode, Role, Span, TokenRun
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -31,6 +31,30 @@ class Prompt:
             (*known.messages, *self.messages),
             self.opens_reasoning,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A slice in a receiver's prompt: ``runs`` of a baton stand at ``first``, then what closes
+    their last turn."""
+
+    baton: Baton
+    runs: tuple[TokenRun, ...]
+    first: int
+    closing: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """One past its last position, what closes it included."""
+        return self.first + sum(run.count for run in self.runs) + len(self.closing)
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePrompt(Prompt):
+    """A prompt of the receiver's own beginning, ``own_tokens`` long, slices and a new turn."""
+
+    own_tokens: int = 0
+    slices: tuple[Hung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +139,97 @@ class PromptWriter:
             asked.opens_reasoning,
         )
 
+    def prefill_only(self, prompt: str | None, messages: Messages | None) -> Prompt:
+        """What ``fresh`` gives, without the opening of an answer."""
+        if prompt is not None and messages is None:
+            messages = self._asked(prompt)
+        if not messages:
+            raise EmptyInput("there is nothing to read")
+        given = [dict(message) for message in messages]
+        if self.preamble is not None:
+            raise InputError(
+                "a prompt behind a shared preamble cannot be read without being answered",
+                hint="use an agent without a context, or run it with max_new_tokens=1",
+            )
+        rendered = self.chat.render(given, tools=self.tools, add_generation_prompt=False)
+        return Prompt(rendered.ids, rendered.spans, tuple(given))
+
+    def behind_slices(self, batons: Sequence[Baton], said: str) -> SlicePrompt:
+        """The agent's own beginning, the slices in the order in which they are given, its turn.
+
+        Raises
+        ------
+        EmptyInput
+            The receiver adds no tokens.
+        """
+        own = self.chat.leading(self.system, self.preamble, tools=self.tools)
+        ids, spans = list(own.ids), list(own.spans)
+        messages: list[JSON] = [{"role": "system", "content": self.system}] if self.system else []
+        hung = []
+        for baton in batons:
+            first, runs = len(ids), shown_runs(baton)
+            chosen = [i for run in runs for i in baton.transcript.ids[run.first : run.stop]]
+            ids += chosen
+            spans += packed_spans(baton.manifest.spans, runs, first=first)
+            closing = self.chat.close(chosen)
+            if closing:
+                spans.append(Span(Role.HISTORY, TokenRun(len(ids), len(closing))))
+            ids += closing
+            hung.append(Hung(baton, runs, first, closing))
+            messages.append({"role": "user", "content": self.chat.text_of(chosen)})
+        turn = self.chat.handoff_turn(None, said)
+        asked = self.going_on(ids, turn)
+        return SlicePrompt(
+            (*ids, *asked.ids),
+            (*spans, *asked.spans),
+            (*messages, *asked.messages),
+            asked.opens_reasoning,
+            own_tokens=len(own.ids),
+            slices=tuple(hung),
+        )
+
+    def slices_as_text(self, batons: Sequence[Baton], said: str) -> Prompt:
+        """The same for another tokenizer, to which the slices' ids mean nothing."""
+        texts = [baton.transcript.text for baton in batons]
+        return self.render(self._asked("\n\n".join([*texts, said]).strip()))
+
     def two_system_prompts(self, baton: Baton) -> bool:
         """Whether the sender's conversation and the agent both have a system prompt."""
         roles = {span.role for span in baton.manifest.spans}
         return bool(self.system) and not roles.isdisjoint((Role.SYSTEM, Role.SHARED))
+
+
+def shown_runs(baton: Baton) -> tuple[TokenRun, ...]:
+    """What of a baton hangs behind another beginning: a slice whole, of others what is not private.
+
+    Raises
+    ------
+    SliceError
+        Everything in it is private.
+    """
+    tokens = len(baton.transcript.ids)
+    if baton.manifest.mode is Mode.SLICE or not baton.manifest.spans:
+        return (TokenRun(0, tokens),)
+    from kvbaton.alignment.slicing import by_role
+
+    return by_role(baton.manifest.spans)
+
+
+def packed_spans(
+    spans: Sequence[Span], runs: Sequence[TokenRun], *, first: int = 0
+) -> tuple[Span, ...]:
+    """The spans of chosen runs, one behind the other from position ``first`` on."""
+    packed = []
+    for run in runs:
+        for span in spans:
+            start = max(span.run.first, run.first)
+            count = min(span.run.stop, run.stop) - start
+            if count > 0:
+                distance = first - run.first
+                place = TokenRun(start + distance, count)
+                packed.append(Span(span.role, place, span.shift + distance))
+        first += run.count
+    return tuple(packed)
 
 
 def user_turn(text: str) -> JSON:

@@ -12,8 +12,10 @@ from kvbaton.errors import (
     KvbatonError,
     NotFound,
     OutOfMemory,
+    SliceError,
     StoreError,
     StoreTimeout,
+    UnsupportedLayout,
 )
 from kvbaton.types import Reason, ReasonCode
 
@@ -76,6 +78,8 @@ def reason_of(error: BaseException) -> Reason:
         code = ReasonCode.SEGMENT_MISSING
     elif isinstance(error, OutOfMemory):
         code = ReasonCode.MEMORY
+    elif isinstance(error, SliceError | UnsupportedLayout):
+        code = ReasonCode.SLICE_REFUSED
     elif isinstance(error, FormatError):
         code = {
             Fault.UNKNOWN_CODEC: ReasonCode.CODEC_UNKNOWN,

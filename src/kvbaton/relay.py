@@ -82,6 +82,8 @@ from kvbaton.wire.digests import baton_id
 
 SEGMENT_TOKENS = 256
 """Tokens of a full segment."""
+MAX_LOSSY_HOPS = 3
+"""Default of lossy hand-offs in a row."""
 
 EXACT = Fidelity()
 
@@ -128,6 +130,14 @@ class Relay:
         The trust domain; its keys address everything.
     segment_tokens
         Tokens of a full segment.
+    plan
+        Codec chains by layer; lossless by default.
+    calibrations
+        Digests of the calibration records that are known for the engine's function: only what
+        one of them measured is attached.
+    max_lossy_hops
+        Lossy or approximate hand-offs since the last exact prefill after which a receiver
+        prefills the ids; None for any number.
     observer
         Is told of events as they happen.
     """
@@ -140,12 +150,15 @@ class Relay:
         *,
         segment_tokens: int = SEGMENT_TOKENS,
         plan: codecs.CodecPlan | None = None,
+        calibrations: frozenset[str] = frozenset(),
+        max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         observer: Observer | None = None,
     ) -> None:
         self.engine, self.store, self.domain = engine, store, domain
         self.segment_tokens = segment_tokens
         self._lossless = codecs.exact_plan(len(engine.layout.layers))
         self.plan = plan or self._lossless
+        self.calibrations, self.max_lossy_hops = calibrations, max_lossy_hops
         self.observe: Observer = observer or (lambda event, facts: None)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
@@ -460,16 +473,10 @@ class Relay:
         ``function`` is the engine's, where the caller has just asked for it.  Never raises for
         what is wrong with the baton: the reasons say it, and ``cache`` is None.
         """
-        context = gates.TakeContext(
-            function=function or self.engine.function,
-            layout=self.engine.layout,
-            max_tokens=self.engine.max_tokens,
-            prompt_tokens=prompt_tokens,
-            reusable_tokens=reusable,
-            room_tokens=room,
-            free_memory_bytes=self.engine.free_memory_bytes(),
-            minimum=minimum,
-        )
+        context = self._context(
+            prompt_tokens=prompt_tokens, reusable=reusable, room=room, minimum=minimum,
+            function=function,
+        )  # fmt: skip
         route, reasons = gates.decide(baton.manifest, context)
         if route is Route.TEXT:
             return Taken(None, 0, route, reasons)
@@ -481,6 +488,98 @@ class Relay:
         if taken.cache is None:
             return taken
         return replace(taken, route=route, reasons=reasons)
+
+    def _context(
+        self,
+        *,
+        prompt_tokens: int,
+        reusable: int,
+        room: int,
+        minimum: FidelityClass,
+        function: FunctionId | None,
+        sliced: bool = False,
+    ) -> gates.TakeContext:
+        engine = self.engine
+        return gates.TakeContext(
+            function=function or engine.function,
+            layout=engine.layout,
+            max_tokens=engine.max_tokens,
+            prompt_tokens=prompt_tokens,
+            reusable_tokens=reusable,
+            room_tokens=room,
+            free_memory_bytes=engine.free_memory_bytes(),
+            minimum=minimum,
+            max_lossy_hops=self.max_lossy_hops,
+            calibrations=self.calibrations,
+            model=engine.name,
+            sliced=sliced,
+        )
+
+    def hang(
+        self,
+        baton: Baton,
+        runs: Sequence[TokenRun],
+        *,
+        at: int,
+        prompt_tokens: int,
+        deadline_s: float,
+        minimum: FidelityClass = FidelityClass.APPROXIMATE,
+        function: FunctionId | None = None,
+    ) -> Taken:
+        """Attach runs of a baton's cache, turned to positions ``at`` on, behind other tokens.
+
+        The cache holds nothing but these positions, from its head on; ``held`` and ``inherited``
+        are at the receiver's positions.  Never raises for what is wrong with the baton.
+
+        Parameters
+        ----------
+        runs
+            Of the baton's positions, ascending; those that are pending are left out.
+        prompt_tokens
+            Tokens of the receiver's whole prompt.
+        """
+        cached = baton.manifest.cached_tokens
+        moves, to = [], at
+        for run in runs:
+            kept = TokenRun(run.first, max(0, min(run.stop, cached) - run.first))
+            if kept.count:
+                moves.append(Move(kept, to))
+            to += kept.count
+        refusal = self._slice_refusal(baton, prompt_tokens)
+        if refusal or not moves:
+            sentence = refusal or "the slice has no keys and values yet"
+            code = ReasonCode.SLICE_REFUSED if refusal else ReasonCode.NO_KV
+            return Taken(None, 0, Route.TEXT, (Reason(code, sentence),))
+        context = self._context(
+            prompt_tokens=prompt_tokens, reusable=to - at, room=0, minimum=minimum,
+            function=function, sliced=True,
+        )  # fmt: skip
+        route, reasons = gates.decide(baton.manifest, context, gates.SLICE_GATES)
+        if route is Route.TEXT:
+            return Taken(None, 0, route, reasons)
+        return self.attach(
+            baton.manifest.segments, baton.transcript.ids, moves, room=0, deadline_s=deadline_s,
+            behind=at, store_url=baton.ref.store, function=context.function,
+        )  # fmt: skip
+
+    def _slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
+        """Why keys of this model, or those of this baton, cannot be moved; None if they can."""
+        from kvbaton import rope
+        from kvbaton.alignment.slicing import slice_refusal
+
+        layout, window = self.engine.layout, self.engine.max_tokens
+        refusal = slice_refusal(layout)
+        stop = max((ref.span.stop for ref in baton.manifest.segments), default=0)
+        known = all(
+            rope.table_known(spec, max(stop, prompt_tokens), original=window)
+            for spec in layout.ropes
+        )
+        if refusal is None and not known:
+            refusal = (
+                "its rotary table depends on the length, and the sequence is longer than the "
+                "original one"
+            )
+        return refusal
 
     def attach(
         self,

@@ -591,7 +591,8 @@ class Receipt:
     (counted at the model), ``generated_tokens`` were sampled.  ``seconds`` are wall seconds per
     phase (``get``, ``verify``, ``decode``, ``align``, ``attach``, ``first_forward``, ``ttft``,
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
-    position whose id differs from the baton's, or None.
+    position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
+    slices of several were; ``baton`` is the first.
     """
 
     id: str
@@ -601,6 +602,7 @@ class Receipt:
     mode: Mode
     route: Route
     baton: str | None = None
+    batons: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[Reason, ...] = ()
     context_tokens: int = 0
@@ -627,6 +629,7 @@ class Receipt:
             "agent": self.agent,
             "model": self.model,
             "baton": self.baton,
+            "batons": list(self.batons),
             "outcome": self.outcome.value,
             "mode": self.mode.value,
             "route": self.route.value,

@@ -103,6 +103,52 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def append(self, cache: Any, part: Any) -> None:
+        """Copy all positions of another cache behind those of ``cache``; full layers only.
+
+        Raises
+        ------
+        InputError
+            A layer of it has a window.
+        """
+
+    @abstractmethod
+    def append_blank(self, cache: Any, tokens: int) -> None:
+        """Make positions behind those of ``cache`` that have no KV yet, for ``recompute`` to fill.
+
+        Raises
+        ------
+        InputError
+            A layer of it has a window.
+        """
+
+    @abstractmethod
+    def recompute(
+        self, cache: Any, ids: Sequence[int], rows: Sequence[int], *, layers: int | None = None
+    ) -> int:
+        """Compute K and V of chosen positions anew, in place, against all that is before them.
+
+        Parameters
+        ----------
+        ids
+            Those of all positions of the cache.
+        rows
+            Positions, ascending.
+        layers
+            Only the first so many layers; all by default.
+
+        Returns
+        -------
+        int
+            Positions times layers that were computed.
+
+        Raises
+        ------
+        EmptyInput, InputError
+            No positions, others than the cache has, or a layer that has a window.
+        """
+
+    @abstractmethod
     def free_memory_bytes(self) -> int:
         """Memory in which a cache could be placed now."""
 

@@ -21,6 +21,7 @@ from kvbaton.types import (
     ReasonCode,
     Route,
     Verdict,
+    worst_fidelity,
 )
 
 
@@ -32,7 +33,8 @@ class TakeContext:
     at least one short of the prompt; ``room_tokens`` is room for generation.  ``max_lossy_hops``
     is how many lossy or approximate hand-offs since the last exact prefill are accepted (None: any
     number); ``calibrations`` are the digests of the calibration records that are known for the
-    receiver's function, and ``model`` is what the command that makes one calls it.
+    receiver's function, and ``model`` is what the command that makes one calls it.  ``sliced``
+    says that the cache comes to stand behind other tokens than those it was computed behind.
     """
 
     function: FunctionId
@@ -46,6 +48,7 @@ class TakeContext:
     max_lossy_hops: int | None = 3
     calibrations: frozenset[str] = frozenset()
     model: str = ""
+    sliced: bool = False
 
 
 Gate = Callable[[Manifest, TakeContext], Verdict]
@@ -69,11 +72,13 @@ def compatibility(manifest: Manifest, context: TakeContext) -> Verdict:
 
 def fidelity(manifest: Manifest, context: TakeContext) -> Verdict:
     """The cache must be at least as faithful as the receiver asks for."""
-    if manifest.fidelity.rank <= Fidelity(context.minimum).rank:
+    moved = Fidelity(FidelityClass.APPROXIMATE) if context.sliced else Fidelity()
+    found = worst_fidelity(manifest.fidelity, moved)
+    if found.rank <= Fidelity(context.minimum).rank:
         return Allow()
     return _deny(
         ReasonCode.FIDELITY,
-        f"the cache is {manifest.fidelity.kind}, the receiver asks for {context.minimum}",
+        f"the cache is {found.kind}, the receiver asks for {context.minimum}",
     )
 
 
@@ -157,6 +162,10 @@ GATES: tuple[Gate, ...] = (
     has_kv, compatibility, fidelity, calibration, hops, divergence, window, memory,
 )  # fmt: skip
 """All gates in their order."""
+
+
+SLICE_GATES: tuple[Gate, ...] = tuple(gate for gate in GATES if gate is not divergence)
+"""The gates of a slice: its ids are the receiver's own choice, so nothing can diverge."""
 
 
 def decide(

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from kvbaton.engines.transformers.messages import (
@@ -214,6 +214,42 @@ class ChatFormat:
         behind = _behind(laid_out, word)
         opening = behind.text.find(next((p.text for p in new[0].parts), ""))
         return self._suffix(conversation_ids, behind, opening)
+
+    def close(self, conversation_ids: Sequence[int]) -> tuple[int, ...]:
+        """Ids that close the last turn of a conversation; none where it is closed.
+
+        Raises
+        ------
+        InputError
+            The template does not show where a turn ends.
+        """
+        if not conversation_ids:
+            return ()
+        closing, _ = self._encode(self._template.closing, joined=True)
+        return tuple(closing[self._closed(conversation_ids, closing, closing) :])
+
+    def leading(
+        self, system: str | None, preamble: str | None, *, tools: Tools | None = None
+    ) -> Rendered:
+        """What stands before the first turn of any conversation with this system prompt.
+
+        Empty where the template writes nothing there.
+
+        Raises
+        ------
+        InputError
+            The template refuses the system prompt.
+        """
+        default = self.default_system_prompt if preamble is None else None
+        asked = [*_system(system or default), {"role": "user", "content": "U"}]
+        if preamble is not None:
+            whole = self.render_shared(preamble, None, asked)
+        else:
+            whole = self.render(asked, tools=tools, add_generation_prompt=False)
+        before = (Role.SYSTEM, Role.SHARED)
+        spans = tuple(takewhile(lambda span: span.role in before, whole.spans))
+        tokens = spans[-1].run.stop if spans else 0
+        return Rendered(whole.ids[:tokens], self.text_of(whole.ids[:tokens]), spans)
 
     def handoff_turn(
         self, system: str | None, instruction: str, *, tools: Tools | None = None

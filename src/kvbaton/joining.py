@@ -1,0 +1,150 @@
+"""Hanging slices of one or several senders behind the receiver's own beginning.
+
+The receiver's own beginning is computed, or reused from its last conversation or the store.  Each
+slice's cache is attached behind it, its keys turned to where they stand now.  What has no KV (the
+last token that a sender sampled, what closes a turn, a slice whose cache cannot be used) is
+computed in between, in one pass together with the repair, and attends to everything before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbaton.account import Account
+from kvbaton.engines.base import Engine
+from kvbaton.errors import InputError
+from kvbaton.prompts import Hung, SlicePrompt
+from kvbaton.relay import Relay
+from kvbaton.types import FidelityClass, FunctionId, Reason, ReasonCode, Route, TokenRun
+
+Rows = Callable[[Engine, Any, Sequence[int], Sequence[TokenRun]], Sequence[int]]
+"""Chooses positions of slices that are computed again: engine, cache, ids, runs of the slices."""
+
+
+@dataclass(frozen=True)
+class Taking:
+    """On what terms batons are taken.
+
+    ``repair`` chooses the positions of slices that are computed again; ``strict`` refuses to
+    fall back.
+    """
+
+    deadline_s: float
+    minimum: FidelityClass
+    function: FunctionId
+    repair: Rows | None = None
+    strict: bool = False
+
+
+class Join:
+    """Builds the cache of one slice prompt.
+
+    Parameters
+    ----------
+    relay
+        Where the slices come from.
+    prompt
+        What the receiver reads.
+    account
+        What the receipt will say.
+    """
+
+    def __init__(self, relay: Relay, prompt: SlicePrompt, account: Account) -> None:
+        self.relay, self.engine, self.prompt, self.account = relay, relay.engine, prompt, account
+        self._missing: list[TokenRun] = []
+        self._attached: list[TokenRun] = []
+
+    def hang(self, cache: Any, terms: Taking) -> Any:
+        """Attach all slices behind the receiver's own beginning, which ``cache`` holds.
+
+        What cannot be attached is computed from its ids; the tail of the prompt that has no KV
+        is left to be fed.
+        """
+        for hung in self.prompt.slices:
+            self._one(cache, hung, terms)
+        self._conclude(cache, terms)
+        return cache
+
+    def _one(self, cache: Any, hung: Hung, terms: Taking) -> None:
+        account = self.account
+        left_s = max(0.0, terms.deadline_s - account.clock.elapsed())
+        taken = self.relay.hang(
+            hung.baton,
+            hung.runs,
+            at=hung.first,
+            prompt_tokens=len(self.prompt.ids),
+            deadline_s=left_s,
+            minimum=terms.minimum,
+            function=terms.function,
+        )
+        part = account.enter_slice(taken)
+        if part is None:
+            self._missing.append(TokenRun(hung.first, hung.stop - hung.first))
+            return
+        with account.clock.phase("attach"):
+            if hung.first > cache.length:
+                self.engine.append_blank(cache, hung.first - cache.length)
+            self.engine.append(cache, part)
+        self._attached.append(TokenRun(hung.first, taken.reused))
+        rest = hung.stop - cache.length
+        if rest:
+            self._missing.append(TokenRun(cache.length, rest))
+
+    def _conclude(self, cache: Any, terms: Taking) -> None:
+        """Compute what lies between slices, and repair them."""
+        account, attached = self.account, self._attached
+        whole = len(attached) == len(self.prompt.slices)
+        account.route = Route.BATON if whole else Route.PARTIAL if attached else Route.TEXT
+        if not attached:
+            return
+        gaps = [p for run in self._missing for p in range(run.first, min(run.stop, cache.length))]
+        ids = self.prompt.ids[: cache.length]
+        chosen: Sequence[int] = ()
+        try:
+            if terms.repair is not None:
+                with account.clock.phase("repair"):
+                    chosen = terms.repair(self.engine, cache, ids, attached)
+        except InputError as refused:
+            account.reasons += (Reason(ReasonCode.REPAIR_REFUSED, refused.sentence),)
+        rows = sorted({*gaps, *chosen})
+        if rows:
+            with account.clock.phase("repair"):
+                account.recomputed += self.engine.recompute(cache, ids, rows)
+        account.reused = sum(run.count for run in attached) - len(set(chosen))
+        if chosen:  # what was repaired is no longer what lies in the store
+            account.held = tuple(
+                ref
+                for ref in account.held
+                if not any(ref.run.first <= row < ref.run.stop for row in chosen)
+            )
+
+
+def own_beginning(
+    relay: Relay, prompt: SlicePrompt, known: Any, *, agreed: int, deadline_s: float
+) -> Any:
+    """A cache that holds the receiver's own beginning and has room for the whole prompt.
+
+    Parameters
+    ----------
+    known
+        The receiver's last cache, or None.
+    agreed
+        Positions that it has in common with the prompt.
+    """
+    engine, tokens = relay.engine, prompt.own_tokens
+    room = len(prompt.ids) - tokens + engine.default_room
+    cache = None
+    if known is not None and agreed >= tokens > 0:
+        return relay.copy_prefix(known, tokens, room=room)
+    found = relay.find_prefix(prompt.ids[: tokens + 1])
+    if found:
+        stored = found[-1].span.stop
+        room += tokens - stored
+        cache = relay.attach(found, prompt.ids, stored, room=room, deadline_s=deadline_s).cache
+    if cache is None:
+        cache = engine.new_cache(tokens + room)
+    if cache.length < tokens:
+        engine.forward(cache, prompt.ids[cache.length : tokens])
+    return cache

@@ -28,6 +28,7 @@ COMMANDS = (
     "diff_command",
     "rm_command",
     "doctor_command",
+    "tune_command",
     "bench_command",
 )
 """Modules of this package, in the order of ``kvbaton --help``; each has ``register(app)``."""

@@ -78,7 +78,7 @@ class IntBlocks(TensorToBytes):
         return _parts(self.bits, self.group, self.first, self.scales)
 
     def places(self, dtype: str, shape: Shape, place: Place) -> Iterator[tuple[Int, int, int]]:
-        """Codec, first byte and end of each block's stored bytes; each begins at a multiple of 8."""
+        """Codec, first byte and end of each block: blocks begin at multiples of 8."""
         heads, tokens, dim = shape
         stop = 0
         for part in self.parts():

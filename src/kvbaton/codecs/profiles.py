@@ -32,7 +32,7 @@ from functools import cache
 from typing import Any
 
 from kvbaton.codecs.base import Codec, CodecChain
-from kvbaton.codecs.plan import Chains, CodecPlan, check_plan, exact_plan, plan_of
+from kvbaton.codecs.plan import CodecPlan, check_plan, exact_plan, plan_of
 from kvbaton.codecs.registered import CODECS
 from kvbaton.errors import InputError
 from kvbaton.types import KVLayout
@@ -42,6 +42,8 @@ SINKS = 4
 KEY_GROUP = 128
 """Tokens of a channel that share a scale."""
 FIRST_LAYER_BITS = 8
+BANDS = 4
+"""Parts of the rotary frequencies that may have different bits."""
 
 _TURNABLE = frozenset({"default", "linear", "llama3", "yarn"})
 """RoPE kinds whose tables do not depend on the length of the sequence."""
@@ -67,16 +69,49 @@ def codec(name: str, **fields: Any) -> Codec:
         raise InputError(f"codec {name!r} does not have the fields {given}") from error
 
 
-# --- chains of a number of bits: the granularity that works ---------------------------------------
+# --- chains of a number of bits: the granularity that works --------------------------------------
+
+Bits = tuple[int, ...]
+"""Bits of each band of rotary frequencies of keys, from fast to slow; one number where there are
+no bands."""
+
+
+def bands(layout: KVLayout, layer: int) -> int:
+    """Bands of rotary frequencies whose keys may have different bits: 4, or 1 without RoPE."""
+    spec = layout.layers[layer]
+    if spec.rope < 0 or layout.ropes[spec.rope].kind not in _TURNABLE:
+        return 1
+    whole = layout.ropes[spec.rope].rotary_dim == spec.k_dim
+    return BANDS if whole and spec.k_dim % (2 * BANDS) == 0 else 1
 
 
 def key_chain(
-    layout: KVLayout, layer: int, bits: int, *, first: int = SINKS, group: int = KEY_GROUP
+    layout: KVLayout,
+    layer: int,
+    bits: int | Bits,
+    *,
+    first: int = SINKS,
+    group: int = KEY_GROUP,
 ) -> CodecChain:
-    """Keys of a layer in ``bits`` bits: per channel, un-rotated where RoPE allows it."""
-    index = layout.layers[layer].rope
-    turnable = index >= 0 and layout.ropes[index].kind in _TURNABLE
-    return _key_chain(bits, first, group, turnable)
+    """Keys of a layer: per channel, un-rotated where RoPE allows it.
+
+    ``bits`` is one number, or one for each of the layer's bands.
+
+    Raises
+    ------
+    InputError
+        The layer has another number of bands.
+    """
+    spec = layout.layers[layer]
+    rope = layout.ropes[spec.rope] if spec.rope >= 0 else None
+    turnable = rope is not None and rope.kind in _TURNABLE
+    if isinstance(bits, int) or len(set(bits)) == 1:
+        uniform = bits if isinstance(bits, int) else bits[0]
+        return _key_chain(uniform, first, group, turnable)
+    if rope is None or len(bits) != bands(layout, layer):
+        raise InputError(f"layer {layer} has {bands(layout, layer)} bands of keys, not {len(bits)}")
+    digits = "".join(map(str, bits)) * (2 if rope.pairing == "half" else 1)
+    return _banded_chain(digits, first, group)
 
 
 @cache
@@ -85,6 +120,12 @@ def _key_chain(bits: int, first: int, group: int, turnable: bool) -> CodecChain:
     # At 8 bits un-rotating gains nothing, and costs time.
     unrotate = turnable and bits < FIRST_LAYER_BITS
     return CodecChain((codec("unrotate", first=first), packer) if unrotate else (packer,))
+
+
+@cache
+def _banded_chain(digits: str, first: int, group: int) -> CodecChain:
+    packer = codec("int-blocks", bits=digits, group=group, first=first, scales="f16")
+    return CodecChain((codec("unrotate", first=first), packer))
 
 
 def value_chain(layout: KVLayout, layer: int, bits: int, *, first: int = SINKS) -> CodecChain:
@@ -102,24 +143,21 @@ def _value_chain(bits: int, first: int, rotatable: bool) -> CodecChain:  # noqa:
     return CodecChain((codec("hadamard", first=first), packer) if rotate else (packer,))
 
 
-def bits_chains(
-    layout: KVLayout, layer: int, keys: int, values: int, *, first: int = SINKS
-) -> Chains:
-    """Chains of a layer whose keys and values have so many bits."""
-    return (
-        key_chain(layout, layer, keys, first=first),
-        value_chain(layout, layer, values, first=first),
-    )
+def banded(layout: KVLayout, layer: int, bits: Bits) -> int | Bits:
+    """Bits of four bands as a layer can have them: their mean, rounded up, where it has none."""
+    return bits if bands(layout, layer) == len(bits) else -(-sum(bits) // len(bits))
 
 
 def bits_plan(
     name: str,
     layout: KVLayout,
-    bits: Callable[[int], tuple[int, int]],
+    bits: Callable[[int], tuple[int | Bits, int]],
     *,
     first: int = SINKS,
 ) -> CodecPlan:
-    """A plan from the bits of keys and of values of each layer; layer 0 has at least 8.
+    """A plan from the bits of keys and of values of each layer; layer 0 has 8.
+
+    Bits of bands stand for their mean in layers that have none.
 
     Raises
     ------
@@ -128,10 +166,15 @@ def bits_plan(
     """
     layers = []
     for layer in range(len(layout.layers)):
-        keys, values = bits(layer)
-        if layer == 0:
-            keys, values = max(keys, FIRST_LAYER_BITS), max(values, FIRST_LAYER_BITS)
-        layers.append(bits_chains(layout, layer, keys, values, first=first))
+        keys, values = bits(layer) if layer else (FIRST_LAYER_BITS, FIRST_LAYER_BITS)
+        if not isinstance(keys, int):
+            keys = banded(layout, layer, keys)
+        layers.append(
+            (
+                key_chain(layout, layer, keys, first=first),
+                value_chain(layout, layer, values, first=first),
+            )
+        )
     plan = plan_of(name, layers)
     check_plan(plan, layout)
     return plan
@@ -169,15 +212,15 @@ def _near_lossless(layout: KVLayout) -> CodecPlan:
 
 
 def _layered(layout: KVLayout) -> CodecPlan:
-    return bits_plan("layered", layout, lambda layer: (6, 5))
+    return bits_plan("layered", layout, lambda layer: ((4, 5, 6, 8), 5))
 
 
 def _compact(layout: KVLayout) -> CodecPlan:
-    return bits_plan("compact", layout, lambda layer: (5, 4))
+    return bits_plan("compact", layout, lambda layer: ((3, 5, 6, 6), 4))
 
 
 def _tiny(layout: KVLayout) -> CodecPlan:
-    return bits_plan("tiny", layout, lambda layer: (4, 4))
+    return bits_plan("tiny", layout, lambda layer: ((2, 3, 5, 6), 4))
 
 
 def _shallow(layout: KVLayout) -> CodecPlan:

@@ -242,6 +242,27 @@ def stored_noise_floor(engine: Any, data_dir: Path) -> NoiseFloor | None:
     return None
 
 
+def model_noise_floor(model: str, dtype: str, data_dir: Path) -> NoiseFloor | None:
+    """The noise floor of a model by its name in another dtype; the newest that is known.
+
+    Names are no identities: this is for comparing sizes, never for a gate.
+
+    Raises
+    ------
+    FormatError
+        A file in such a folder is something else; ``at`` names it.
+    """
+    folders = (files("kvbaton").joinpath("data", "noise"), data_dir / "noise")
+    places = [p for folder in folders if folder.is_dir() for p in folder.iterdir()]
+    found = [
+        _read(place.read_text(encoding="utf-8"), str(place))
+        for place in places
+        if place.name.endswith(".json")
+    ]
+    fitting = [one for one in found if (one.model, one.dtype) == (model, dtype)]
+    return max(fitting, key=lambda one: one.created_s, default=None)
+
+
 def _read(text: str, at: str) -> NoiseFloor:
     try:
         value: Mapping[str, Any] = json.loads(text)

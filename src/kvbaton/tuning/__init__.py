@@ -6,7 +6,17 @@ from kvbaton.tuning.corpus import Corpus, built_in_corpus, own_corpus, read_text
 from kvbaton.tuning.measure import Floors, Measured, measure_plans, measured_record, record_of
 from kvbaton.tuning.search import Choice, within_cost, within_loss
 from kvbaton.tuning.sensitivity import Sensitivities, measure_sensitivities
-from kvbaton.tuning.tune import TUNED, Bounds, Search, Tuning, search_references, tune
+from kvbaton.tuning.tune import (
+    TUNED,
+    Bounds,
+    Search,
+    Tuning,
+    make_search,
+    measured_records,
+    needs_search,
+    wanted_plans,
+    with_bounds,
+)
 
 __all__ = [
     "TUNED",
@@ -19,14 +29,17 @@ __all__ = [
     "Sensitivities",
     "Tuning",
     "built_in_corpus",
+    "make_search",
     "measure_plans",
     "measure_sensitivities",
     "measured_record",
+    "measured_records",
+    "needs_search",
     "own_corpus",
     "read_texts",
     "record_of",
-    "search_references",
-    "tune",
+    "wanted_plans",
+    "with_bounds",
     "within_cost",
     "within_loss",
 ]

@@ -6,17 +6,20 @@ them the loss is taken to fall by a factor of four per bit, as the squared error
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kvbaton.bench.kl import SEGMENT_TOKENS, Reference
 from kvbaton.codecs import CodecChain
-from kvbaton.codecs.profiles import SINKS, key_chain, value_chain
-from kvbaton.errors import Fault, FormatError
+from kvbaton.codecs.profiles import SINKS, bands, key_chain, value_chain
+from kvbaton.errors import Fault, FormatError, InputError
 from kvbaton.types import JSON, KVLayout, LayerKind
 from kvbaton.wire.structure import layer_places
 
@@ -24,21 +27,24 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "kvbaton sensitivities 1"
-KEY_BITS, VALUE_BITS = (3, 4, 5, 6), (3, 4, 5)
 CHOICES = (2, 3, 4, 5, 6, 7, 8)
 """Bits that a plan may choose from."""
 PER_BIT = 4.0
 """Factor by which the loss falls per bit."""
+FINE = 8
+"""Bits of the other bands while one band of keys is measured: next to exact."""
 _SMALLEST = 1e-12
+_BAND_BITS = ((2,), (3,), (4,), (5,))
+_KEY_BITS, _VALUE_BITS = (4, 5), (3, 5)
 
 Slot = tuple[int, str]
-"""Layer, and ``k`` or ``v``."""
+"""Layer, and ``v``, ``k`` or, where keys have bands of rotary frequencies, ``k0`` to ``k3``."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """Mean KL in nats by layer, ``k`` or ``v``, and bits, as far as it was measured."""
+    """Mean KL in nats by slot (layer, and what of it) and bits, as far as it was measured."""
 
     measured: Mapping[tuple[int, str, int], float]
 
@@ -84,30 +90,46 @@ class Sensitivities:
             raise FormatError("not sensitivities", fault=Fault.UNKNOWN_FORMAT) from error
 
 
-def slot_chain(layout: KVLayout, slot: Slot, bits: int, *, first: int = SINKS) -> CodecChain:
-    """The chain of one slot in so many bits."""
-    layer, name = slot
-    make = key_chain if name == "k" else value_chain
-    return make(layout, layer, bits, first=first)
-
-
 def slots(layout: KVLayout) -> tuple[Slot, ...]:
-    """All that a plan may choose bits for: K and V of every layer but the first."""
-    return tuple((layer, name) for layer in range(1, len(layout.layers)) for name in "kv")
+    """All that a plan may choose bits for: every layer but the first."""
+    found: list[Slot] = []
+    for layer in range(1, len(layout.layers)):
+        count = bands(layout, layer)
+        found += [(layer, f"k{band}") for band in range(count)] if count > 1 else [(layer, "k")]
+        found.append((layer, "v"))
+    return tuple(found)
+
+
+def measured_bits(slot: Slot) -> tuple[int, ...]:
+    """Bits at which a slot is measured: near those that plans of 4 to 6 bits choose."""
+    what = slot[1]
+    if what == "v":
+        return _VALUE_BITS
+    return _BAND_BITS[int(what[1:])] if what[1:] else _KEY_BITS
+
+
+def slot_chain(layout: KVLayout, slot: Slot, bits: int, *, first: int = SINKS) -> CodecChain:
+    """The chain that measures a slot: one band in so many bits, the others next to exact."""
+    layer, what = slot
+    if what == "v":
+        return value_chain(layout, layer, bits, first=first)
+    if what == "k":
+        return key_chain(layout, layer, bits, first=first)
+    others = [FINE] * bands(layout, layer)
+    others[int(what[1:])] = bits
+    return key_chain(layout, layer, tuple(others), first=first)
 
 
 def measure_sensitivities(
     references: Sequence[Reference],
     *,
     positions: int,
-    key_bits: Sequence[int] = KEY_BITS,
-    value_bits: Sequence[int] = VALUE_BITS,
     first: int = SINKS,
     known: Sensitivities | None = None,
     keep: Callable[[Sensitivities], None] | None = None,
     progress: Progress | None = None,
 ) -> Sensitivities:
-    """Measure every layer's K and V at a few numbers of bits, each by itself.
+    """Measure every slot at a few numbers of bits, each by itself.
 
     Parameters
     ----------
@@ -124,26 +146,29 @@ def measure_sensitivities(
     layout = references[0].engine.layout
     measured = dict(known.measured) if known else {}
     todo = [
-        (layer, name, bits)
-        for layer, name in slots(layout)
-        for bits in (key_bits if name == "k" else value_bits)
-        if (layer, name, bits) not in measured
+        (slot, bits)
+        for slot in slots(layout)
+        for bits in measured_bits(slot)
+        if (*slot, bits) not in measured
     ]
     started = time.perf_counter()
-    for done, (layer, name, bits) in enumerate(todo):
+    for done, (slot, bits) in enumerate(todo):
         if progress is not None:
-            progress(_said(layer, name, bits, done, len(todo), time.perf_counter() - started))
-        chain = slot_chain(layout, (layer, name), bits, first=first)
+            progress(_said(slot, bits, done, len(todo), time.perf_counter() - started))
+        chain = slot_chain(layout, slot, bits, first=first)
+        layer, name = slot[0], slot[1][0]
         losses = [_loss(reference, layer, name, chain, positions) for reference in references]
-        measured[layer, name, bits] = fmean(losses)
-        if keep is not None and (done + 1 == len(todo) or todo[done + 1][0] != layer):
+        measured[*slot, bits] = fmean(losses)
+        if keep is not None and (done + 1 == len(todo) or todo[done + 1][0][0] != layer):
             keep(Sensitivities(measured))
     return Sensitivities(measured)
 
 
-def _said(layer: int, name: str, bits: int, done: int, total: int, seconds: float) -> str:
-    label = f"layer {layer}, {'keys' if name == 'k' else 'values'} in {bits} bits"
-    return f"{label} ({done + 1} of {total}{time_left(done, total, seconds)})"
+def _said(slot: Slot, bits: int, done: int, total: int, seconds: float) -> str:
+    layer, what = slot
+    words = "values" if what == "v" else f"keys {what[1:]}".rstrip()
+    left = time_left(done, total, seconds)
+    return f"layer {layer}, {words} in {bits} bits ({done + 1} of {total}{left})"
 
 
 def time_left(done: int, total: int, seconds: float) -> str:
@@ -198,3 +223,48 @@ def coded(
         }
         parts.append(chain.decode(stored, layout.dtype, tuple(part.shape), place))
     return torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Sensitivities in a file, so that an interrupted run can go on."""
+
+    path: Path
+
+    def read(self) -> Sensitivities | None:
+        """What is there already; None where there is nothing.
+
+        Raises
+        ------
+        FormatError
+            The file holds something else; ``at`` names it.
+        """
+        if not self.path.is_file():
+            return None
+        try:
+            return Sensitivities.from_json(json.loads(self.path.read_text(encoding="utf-8")))
+        except (ValueError, FormatError) as error:
+            raise FormatError(
+                "the file holds no sensitivities",
+                fault=Fault.UNKNOWN_FORMAT,
+                at=str(self.path),
+                hint="delete it, and measure again",
+            ) from error
+
+    def write(self, found: Sensitivities) -> None:
+        """Keep what is known so far; the file is there whole or as before.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be written.
+        """
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            partial.write_text(json.dumps(found.to_json()), encoding="ascii")
+            partial.replace(self.path)
+        except OSError as error:
+            raise InputError(
+                f"sensitivities cannot be kept: {error.strerror or error}", at=str(self.path)
+            ) from error

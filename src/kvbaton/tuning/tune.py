@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kvbaton.bench.kl import SEGMENT_TOKENS, Reference, coded_cache, references, segment_spans
+from kvbaton.bench.kl import (
+    SEGMENT_TOKENS,
+    Reference,
+    coded_cache,
+    corpus_digest,
+    references,
+    segment_spans,
+)
 from kvbaton.codecs import CodecPlan
 from kvbaton.codecs.calibration import CalibrationRecord
 from kvbaton.codecs.plan import check_plan
 from kvbaton.codecs.profiles import (
-    FIRST_LAYER_BITS,
     RECOMMENDED,
     SINKS,
+    bands,
     bits_plan,
     profile,
 )
@@ -22,10 +30,16 @@ from kvbaton.errors import InputError
 from kvbaton.tuning.corpus import Corpus
 from kvbaton.tuning.measure import Floors, Measured, measure_on, measure_plans, record_of
 from kvbaton.tuning.search import Choice, Picked, within_cost, within_loss
-from kvbaton.tuning.sensitivity import CHOICES, Progress, Sensitivities, Slot, slot_chain, slots
+from kvbaton.tuning.sensitivity import (
+    CHOICES,
+    Kept,
+    Progress,
+    Sensitivities,
+    Slot,
+    measure_sensitivities,
+    slots,
+)
 from kvbaton.types import KVLayout, TokenRun
-from kvbaton.wire.limits import ALIGNMENT
-from kvbaton.wire.structure import layer_places
 
 TUNED = "tuned"
 """Profile of a plan that was searched under a bound of the user's own."""
@@ -54,28 +68,28 @@ class Bounds:
 
 def picked_plan(name: str, layout: KVLayout, picked: Picked, *, first: int = SINKS) -> CodecPlan:
     """The plan of what a search has picked, in the order of :func:`slots`."""
-    bits = dict(zip(slots(layout), (choice.name for choice in picked), strict=True))
-    return bits_plan(
-        name,
-        layout,
-        lambda layer: (
-            (bits[layer, "k"], bits[layer, "v"]) if layer else (FIRST_LAYER_BITS, FIRST_LAYER_BITS)
-        ),
-        first=first,
-    )
+    keys: dict[int, list[int]] = {}
+    values: dict[int, int] = {}
+    for (layer, what), choice in zip(slots(layout), picked, strict=True):
+        if what == "v":
+            values[layer] = choice.name
+        else:
+            keys.setdefault(layer, []).append(choice.name)
+    return bits_plan(name, layout, lambda layer: (tuple(keys[layer]), values[layer]), first=first)
 
 
-def slot_bytes(layout: KVLayout, slot: Slot, bits: int, tokens: int, *, first: int = SINKS) -> int:
-    """Bytes of the stored tensors of one slot and their pads, over all segments of a context."""
-    layer, name = slot
+def slot_bytes(
+    layout: KVLayout, slot: Slot, bits: int, tokens: int, *, first: int = SINKS
+) -> float:
+    """Bytes of a slot's codes over all segments of a context; parameters cost the same always."""
+    layer, what = slot
     spec = layout.layers[layer]
-    dim = spec.k_dim if name == "k" else spec.v_dim
-    chain, total = slot_chain(layout, slot, bits, first=first), 0
-    for run in _runs(layout, layer, tokens):
-        place = layer_places(layout, layer, run.first)[0 if name == "k" else 1]
-        stored = chain.stored_bytes(layout.dtype, (spec.kv_heads, run.count, dim), place)
-        total += -(-stored // ALIGNMENT) * ALIGNMENT
-    return total
+    dim = spec.v_dim if what == "v" else spec.k_dim / (bands(layout, layer) if what != "k" else 1)
+    held = sum(
+        run.count - max(0, min(first - run.first, run.count))
+        for run in _runs(layout, layer, tokens)
+    )
+    return spec.kv_heads * held * dim * bits / 8
 
 
 def _runs(layout: KVLayout, layer: int, tokens: int) -> Iterator[TokenRun]:
@@ -143,7 +157,8 @@ class Search:
             Even the smallest plan has more.
         """
         budget = max_bits * self._elements / 8
-        wanted = budget - self._rest(self._plan(name, within_cost(self.options, float("inf"))))
+        picked = within_cost(self.options, budget)
+        wanted = budget - self._rest(self._plan(name, picked), picked)
         for _ in range(_ROUNDS):
             self._say(f"searching {name}: at most {max_bits} bits per element")
             plan = self._plan(name, within_cost(self.options, wanted))
@@ -210,10 +225,9 @@ class Search:
         one = self.references[0]
         return coded_cache(one.engine, one.cache, plan, tokens=self.tokens, room=1).size_bytes
 
-    def _rest(self, plan: CodecPlan) -> float:
-        """Bytes of a plan's files that no slot accounts for: headers, and layer 0."""
-        most = sum(max(choice.cost for choice in slot) for slot in self.options)
-        return self._size(plan) - most
+    def _rest(self, plan: CodecPlan, picked: Picked) -> float:
+        """Bytes of a plan's files that no slot accounts for: headers, parameters, layer 0."""
+        return self._size(plan) - sum(choice.cost for choice in picked)
 
 
 # --- the whole -----------------------------------------------------------------------------------
@@ -236,10 +250,19 @@ class Tuning:
     floors: Floors | None = None
 
 
+Wanted = tuple[str, CodecPlan, bool]
+"""Profile, plan, and whether the plan was searched."""
+
+
+def needs_search(tuning: Tuning) -> bool:
+    """Whether any plan has to be searched."""
+    return tuning.bounds is not None or any(profile(n).max_bits for n in tuning.profiles)
+
+
 def wanted_plans(
     layout: KVLayout, tuning: Tuning, search: Callable[[], Search]
-) -> list[tuple[str, CodecPlan, bool]]:
-    """Plans to measure: ``(profile, plan, whether it was searched)``; the search is made if needed.
+) -> tuple[Wanted, ...]:
+    """Plans to measure; the search is made when it is needed first.
 
     Raises
     ------
@@ -247,18 +270,18 @@ def wanted_plans(
         Unknown profile, or a bound that cannot be kept.
     """
     known = [profile(name) for name in tuning.profiles]
-    found: list[tuple[str, CodecPlan, bool]] = []
+    found: list[Wanted] = []
     own = tuning.bounds
     if own is not None:
         name = known[0].name if len(known) == 1 else TUNED
         found.append((name, _under(search(), name, own), True))
         if len(known) == 1:
-            return found
+            return tuple(found)
     for one in known:
         found.append((one.name, one.plan(layout), False))
         if one.max_bits is not None:
             found.append((one.name, search().under_bits(one.name, one.max_bits), True))
-    return found
+    return tuple(found)
 
 
 def _under(search: Search, name: str, bounds: Bounds) -> CodecPlan:
@@ -267,35 +290,24 @@ def _under(search: Search, name: str, bounds: Bounds) -> CodecPlan:
     return search.under_loss(name, bounds.kl, max_bits=bounds.bits)
 
 
-def tune(
+def measured_records(
     engine: Any,
+    wanted: Sequence[Wanted],
     corpus: Corpus,
     tuning: Tuning,
     *,
-    search: Callable[[], Search],
     progress: Progress | None = None,
 ) -> tuple[CalibrationRecord, ...]:
-    """Measure profiles, searched ones among them, on held-out texts.
+    """Measure plans on the corpus's held-out texts, and make one record per profile.
 
     Where a profile has both a plan of its own and a searched one, the record is of the one that
     keeps the profile's bits and loses less.
 
-    Parameters
-    ----------
-    engine
-        The engine that the records are for.
-    corpus
-        The records state figures of its held-out texts.
-    search
-        Makes the search when a plan has to be searched; it may be for the same model in float32,
-        where the model's own noise does not hide small losses.
-
     Raises
     ------
     InputError
-        Unknown profile, or a bound that cannot be kept.
+        A plan does not fit the engine, or the texts are too short.
     """
-    wanted = wanted_plans(engine.layout, tuning, search)
     for _, plan, _ in wanted:
         check_plan(plan, engine.layout)
     measured = measure_plans(
@@ -332,11 +344,46 @@ def _better(name: str, one: Measured, other: Measured) -> bool:
     return (fits, -one.losses.kl) > (other_fits, -other.losses.kl)
 
 
-def search_references(engine: Any, corpus: Corpus, tuning: Tuning) -> tuple[Reference, ...]:
-    """The search's texts with their exact caches; all of them are in memory together."""
-    return tuple(
+def make_search(
+    engine: Any,
+    corpus: Corpus,
+    tuning: Tuning,
+    *,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Search:
+    """Measure sensitivities, or go on where an earlier run was interrupted, and be ready.
+
+    Parameters
+    ----------
+    engine
+        The model to search for; in float32 its own noise does not hide small losses.
+    folder
+        Where what is measured is kept between runs; None keeps nothing.
+
+    Raises
+    ------
+    InputError
+        The texts are too short, or the folder cannot be written.
+    """
+    texts = tuple(
         references(engine, corpus.search, tokens=tuning.tokens, positions=tuning.search_positions)
     )
+    kept = None if folder is None else Kept(folder / _kept_name(engine, corpus, tuning))
+    found = measure_sensitivities(
+        texts,
+        positions=tuning.search_positions,
+        known=kept.read() if kept else None,
+        keep=kept.write if kept else None,
+        progress=progress,
+    )
+    return Search(texts, found, progress=progress)
+
+
+def _kept_name(engine: Any, corpus: Corpus, tuning: Tuning) -> str:
+    """Sensitivities are those of one function, on these texts, at this length."""
+    texts = corpus_digest(corpus.search)[:16]
+    return f"{engine.function.digest}-{texts}-{tuning.tokens}-{tuning.search_positions}.json"
 
 
 def with_bounds(tuning: Tuning, *, kl: float | None, bits: float | None) -> Tuning:

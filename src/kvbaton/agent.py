@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kvbaton.account import Account
+from kvbaton.alignment.recompute import Repair
 from kvbaton.backing import Source, covered
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
@@ -26,7 +27,7 @@ from kvbaton.errors import (
     SliceError,
     WindowExceeded,
 )
-from kvbaton.joining import Join, Rows, Taking, own_beginning
+from kvbaton.joining import Join, Taking, own_beginning
 from kvbaton.outbox import Outbox
 from kvbaton.prompts import (
     Messages,
@@ -58,8 +59,10 @@ from kvbaton.types import (
 )
 
 ID_DIGITS = 64
-Spans = Literal["prompt", "generated", "all"] | Sequence[tuple[int, int] | TokenRun]
+Spans = Literal["prompt", "generated", "all", "turn"] | Sequence[tuple[int, int] | TokenRun]
 """What a slice is made of."""
+
+DEFAULT_REPAIR = Repair()
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
@@ -272,7 +275,8 @@ class Agent:
             the shared preamble only.
         spans
             What a slice is made of: ``prompt`` (what was read), ``generated`` (the answer),
-            ``all``, or ranges ``(first, stop)`` of the turn's tokens.
+            ``all``, ``turn`` (what this turn added, question and answer), or ranges
+            ``(first, stop)`` of the turn's tokens.
         private
             Let selections by name include the system prompt and reasoning.  Whatever is left
             out, later tokens have attended to it.
@@ -370,7 +374,7 @@ class Agent:
         deadline_s: float | None = None,
         strict: bool = False,
         minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
-        repair: Rows | None = None,
+        repair: Repair | float | None = DEFAULT_REPAIR,
         **options: Any,
     ) -> Turn:
         """Go on from a baton, or from slices of several.
@@ -398,7 +402,8 @@ class Agent:
         minimum
             The least fidelity that is acceptable.
         repair
-            Chooses tokens of slices that are computed again behind the receiver's own beginning.
+            Which tokens of slices are computed again behind the receiver's own beginning: a
+            ``Repair``, a share of them for its default choice, or None for none.
         options
             Fields of ``Decoding``.
 
@@ -429,7 +434,8 @@ class Agent:
             )
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons = tuple(baton.id for baton in opened)
-        terms = Taking(limit_s, FidelityClass(minimum), self.engine.function, repair, strict)
+        mending = Repair(float(repair)) if isinstance(repair, float | int) else repair
+        terms = Taking(limit_s, FidelityClass(minimum), self.engine.function, mending, strict)
         if wanted_mode is Mode.SLICE:
             return self._take_slices(opened, said, how, account, terms)
         return self._take_whole(opened[0], said, messages, how, account, terms)
@@ -670,6 +676,7 @@ class Agent:
             conversation=talk,
             tokens=len(talk.ids),
             cached=talk.cache.length,
+            known=wanted.known,
             fired=answer.fired,
         )
         self.conversation = talk

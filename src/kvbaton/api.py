@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvbaton import agent, models, settings
 from kvbaton.backing import Source
+from kvbaton.codecs.calibration import EXACT_PROFILE, plan_for, stored_calibrations
+from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
-from kvbaton.relay import Relay
+from kvbaton.relay import MAX_LOSSY_HOPS, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
 from kvbaton.types import Baton, BatonRef, Role, Span, TokenRun
@@ -137,12 +139,62 @@ def _append(path: Path, line: str) -> None:
         ) from error
 
 
+def calibrated(function: str) -> frozenset[str]:
+    """Digests of the calibration records that are known here for a function's digest."""
+    return stored_calibrations(function, settings.from_environment().data_dir).digests
+
+
+def plan_of(engine: Engine, profile: str) -> CodecPlan | None:
+    """The codec plan of a profile as it was measured on a model; None for ``exact``.
+
+    Raises
+    ------
+    NotCalibrated
+        It was not measured on this model; the hint is the command that does.
+    """
+    if profile == EXACT_PROFILE:
+        return None
+    function = engine.function.digest
+    return plan_for(
+        profile,
+        function=function,
+        model=engine.name,
+        layout=engine.layout,
+        calibrations=stored_calibrations(function, settings.from_environment().data_dir),
+    )
+
+
 def relay_for(
-    engine: Engine, store: Store | str | None = None, domain: TrustDomain | None = None
+    engine: Engine,
+    store: Store | str | None = None,
+    domain: TrustDomain | None = None,
+    *,
+    profile: str = EXACT_PROFILE,
+    max_lossy_hops: int | None = MAX_LOSSY_HOPS,
 ) -> Relay:
-    """A relay over a store, its URL, or the store of this process."""
+    """A relay over a store, its URL, or the store of this process.
+
+    Parameters
+    ----------
+    profile
+        How caches are encoded: ``exact``, or a lossy profile that was measured on the model.
+    max_lossy_hops
+        Lossy or approximate hand-offs in a row after which a receiver prefills the ids.
+
+    Raises
+    ------
+    NotCalibrated
+        The profile was not measured on this model; the hint is the command that does.
+    """
     opened = store if isinstance(store, Store) else open_store(store or MEMORY)
-    return Relay(engine, opened, domain or default_domain())
+    return Relay(
+        engine,
+        opened,
+        domain or default_domain(),
+        plan=plan_of(engine, profile),
+        calibrations=calibrated,
+        max_lossy_hops=max_lossy_hops,
+    )
 
 
 def _relay(engine: Engine, store: Relay | Store | str | None) -> Relay:
@@ -306,11 +358,16 @@ class Agent(agent.Agent):
         The trust domain; by default the one that the settings name.
     stream
         Store full segments while decoding, so that a hand-off has only the tail left to do.
+    profile
+        How the agent's caches are encoded: ``exact``, or a lossy profile that was measured on the
+        model, such as ``near-lossless`` or ``compact``.
+    max_lossy_hops
+        Lossy or approximate hand-offs in a row after which the agent prefills the ids.
     log
         Called with every receipt; by default it goes to the file that the settings name, if any.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two have defaults and are named
         self,
         name: str,
         engine: Engine,
@@ -321,13 +378,15 @@ class Agent(agent.Agent):
         store: Store | str | None = None,
         domain: TrustDomain | None = None,
         stream: bool = True,
+        profile: str = EXACT_PROFILE,
+        max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         log: agent.Log | None = None,
     ) -> None:
         preamble = context.text if isinstance(context, Context) else context
         super().__init__(
             name,
             engine,
-            relay_for(engine, store, domain),
+            relay_for(engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops),
             system=system,
             preamble=preamble,
             tools=tools,

@@ -98,6 +98,10 @@ class Turn:
         What was handed off when a trigger fired.
     receiver
         Whom the trigger named; empty where anybody may take the baton.
+    tokens, cached
+        Tokens of the conversation when the turn ended, and how many of them had KV.
+    known
+        How many of them were there before the turn.
     """
 
     agent: str
@@ -108,6 +112,7 @@ class Turn:
     conversation: Conversation = field(repr=False)
     tokens: int
     cached: int
+    known: int = 0
     fired: Fired | None = None
     baton: Baton | None = None
 
@@ -127,7 +132,8 @@ class Turn:
         """Runs of the turn's tokens, by name or as ranges.
 
         ``prompt`` is what stood before this answer, ``generated`` the answer with its opening,
-        ``all`` both; system prompt and reasoning are left out unless ``private``.
+        ``all`` both; ``turn`` is what the turn itself added, question and answer.  System prompt
+        and reasoning are left out unless ``private``.
 
         Raises
         ------
@@ -143,6 +149,9 @@ class Turn:
         if self.ids and opening:
             prompt = opening[0].run.first
         left_out = frozenset() if private else PRIVATE_ROLES
+        if spans == "turn":
+            own = [s for s in self.spans if s.run.first >= self.known]
+            return by_role(own, "all", private=left_out)
         return by_role(self.spans, cast("Selection", spans), prompt_tokens=prompt, private=left_out)
 
     @property

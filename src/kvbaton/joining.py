@@ -8,33 +8,29 @@ computed in between, in one pass together with the repair, and attends to everyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbaton.account import Account
-from kvbaton.engines.base import Engine
-from kvbaton.errors import InputError
+from kvbaton.alignment.recompute import Repair, chosen_rows, mend
 from kvbaton.prompts import Hung, SlicePrompt
 from kvbaton.relay import Relay
-from kvbaton.types import FidelityClass, FunctionId, Reason, ReasonCode, Route, TokenRun
-
-Rows = Callable[[Engine, Any, Sequence[int], Sequence[TokenRun]], Sequence[int]]
-"""Chooses positions of slices that are computed again: engine, cache, ids, runs of the slices."""
+from kvbaton.types import FidelityClass, FunctionId, Route, TokenRun
 
 
 @dataclass(frozen=True)
 class Taking:
     """On what terms batons are taken.
 
-    ``repair`` chooses the positions of slices that are computed again; ``strict`` refuses to
-    fall back.
+    ``repair`` says which positions of slices are computed again; ``strict`` refuses to fall
+    back.
     """
 
     deadline_s: float
     minimum: FidelityClass
     function: FunctionId
-    repair: Rows | None = None
+    repair: Repair | None = None
     strict: bool = False
 
 
@@ -100,25 +96,32 @@ class Join:
         if not attached:
             return
         gaps = [p for run in self._missing for p in range(run.first, min(run.stop, cache.length))]
-        ids = self.prompt.ids[: cache.length]
-        chosen: Sequence[int] = ()
-        try:
-            if terms.repair is not None:
-                with account.clock.phase("repair"):
-                    chosen = terms.repair(self.engine, cache, ids, attached)
-        except InputError as refused:
-            account.reasons += (Reason(ReasonCode.REPAIR_REFUSED, refused.sentence),)
-        rows = sorted({*gaps, *chosen})
-        if rows:
-            with account.clock.phase("repair"):
-                account.recomputed += self.engine.recompute(cache, ids, rows)
-        account.reused = sum(run.count for run in attached) - len(set(chosen))
+        with account.clock.phase("repair"):
+            chosen = self._computed_again(cache, gaps, terms.repair)
+        account.reused = sum(run.count for run in attached) - len(chosen)
         if chosen:  # what was repaired is no longer what lies in the store
             account.held = tuple(
                 ref
                 for ref in account.held
                 if not any(ref.run.first <= row < ref.run.stop for row in chosen)
             )
+
+    def _computed_again(
+        self, cache: Any, gaps: Sequence[int], repair: Repair | None
+    ) -> frozenset[int]:
+        """Fill the gaps and mend the slices, in one pass where that can be; the mended rows."""
+        ids, account = self.prompt.ids[: cache.length], self.account
+        scored = repair is not None and (repair.needs_deviation or repair.needs_importance)
+        chosen: Sequence[int] = ()
+        if repair is not None and not scored:
+            chosen = chosen_rows(self._attached, repair)
+        rows = sorted({*gaps, *chosen})
+        if rows:
+            account.recomputed += self.engine.recompute(cache, ids, rows)
+        if repair is not None and scored:
+            mended = mend(self.engine, cache, ids, self._attached, repair)
+            chosen, account.recomputed = mended.rows, account.recomputed + mended.token_layers
+        return frozenset(chosen)
 
 
 def own_beginning(

@@ -16,12 +16,16 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids to answer to, of which a baton or an own cache may cover the beginning."""
+    """Ids to answer to, of which a baton or an own cache may cover the beginning.
+
+    The first ``known`` were there before: earlier turns, or what was taken over.
+    """
 
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
     messages: tuple[JSON, ...]
     opens_reasoning: bool = False
+    known: int = 0
 
     def behind(self, known: Conversation) -> Prompt:
         """The whole prompt when these ids go on in a conversation."""
@@ -30,6 +34,7 @@ class Prompt:
             (*known.spans, *self.spans),
             (*known.messages, *self.messages),
             self.opens_reasoning,
+            len(known.ids),
         )
 
 
@@ -137,6 +142,7 @@ class PromptWriter:
             (*baton.manifest.spans, *asked.spans),
             (*words.messages, *asked.messages),
             asked.opens_reasoning,
+            len(words.ids),
         )
 
     def prefill_only(self, prompt: str | None, messages: Messages | None) -> Prompt:
@@ -184,6 +190,7 @@ class PromptWriter:
             (*spans, *asked.spans),
             (*messages, *asked.messages),
             asked.opens_reasoning,
+            len(ids),
             own_tokens=len(own.ids),
             slices=tuple(hung),
         )

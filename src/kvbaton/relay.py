@@ -90,6 +90,9 @@ EXACT = Fidelity()
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the name of an event and its facts; never with text or tensors."""
 
+Calibrated = Callable[[str], frozenset[str]]
+"""Digest of a function -> digests of the calibration records that are known for it."""
+
 
 @dataclass(frozen=True)
 class Shipment:
@@ -133,7 +136,7 @@ class Relay:
     plan
         Codec chains by layer; lossless by default.
     calibrations
-        Digests of the calibration records that are known for the engine's function: only what
+        Digests of the calibration records that are known for a function, by its digest: only what
         one of them measured is attached.
     max_lossy_hops
         Lossy or approximate hand-offs since the last exact prefill after which a receiver
@@ -150,7 +153,7 @@ class Relay:
         *,
         segment_tokens: int = SEGMENT_TOKENS,
         plan: codecs.CodecPlan | None = None,
-        calibrations: frozenset[str] = frozenset(),
+        calibrations: Calibrated | None = None,
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         observer: Observer | None = None,
     ) -> None:
@@ -158,7 +161,8 @@ class Relay:
         self.segment_tokens = segment_tokens
         self._lossless = codecs.exact_plan(len(engine.layout.layers))
         self.plan = plan or self._lossless
-        self.calibrations, self.max_lossy_hops = calibrations, max_lossy_hops
+        self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
+        self.max_lossy_hops = max_lossy_hops
         self.observe: Observer = observer or (lambda event, facts: None)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
@@ -500,8 +504,9 @@ class Relay:
         sliced: bool = False,
     ) -> gates.TakeContext:
         engine = self.engine
+        function = function or engine.function
         return gates.TakeContext(
-            function=function or engine.function,
+            function=function,
             layout=engine.layout,
             max_tokens=engine.max_tokens,
             prompt_tokens=prompt_tokens,
@@ -510,7 +515,7 @@ class Relay:
             free_memory_bytes=engine.free_memory_bytes(),
             minimum=minimum,
             max_lossy_hops=self.max_lossy_hops,
-            calibrations=self.calibrations,
+            calibrations=self.calibrations(function.digest),
             model=engine.name,
             sliced=sliced,
         )

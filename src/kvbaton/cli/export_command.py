@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,8 +12,16 @@ from rich.console import Console
 from kvbaton.cli import places
 from kvbaton.cli.inputs import read_text
 from kvbaton.cli.loading import load_engine
-from kvbaton.cli.options import Dtype, DtypeOption, ModelOption, StoreOption, SystemOption
+from kvbaton.cli.options import (
+    Dtype,
+    DtypeOption,
+    ModelOption,
+    ProfileOption,
+    StoreOption,
+    SystemOption,
+)
 from kvbaton.cli.output import JsonFlag, Output, bytes_text
+from kvbaton.codecs.calibration import EXACT_PROFILE
 from kvbaton.errors import InputError
 from kvbaton.types import JSON, Baton, Mode, Terms
 
@@ -26,6 +35,14 @@ SHAPES = {
  "seconds": {"export", "encode", "seal", "put"}}"""
 }
 """What ``--json`` prints, for the reference."""
+
+
+class SpansOption(StrEnum):
+    """What a slice is made of."""
+
+    PROMPT = "prompt"
+    GENERATED = "generated"
+    ALL = "all"
 
 
 def register(app: typer.Typer) -> None:
@@ -56,9 +73,23 @@ def export(
             "--mode",
             metavar="MODE",
             help="continue: the receiver goes on in this conversation; shared-prefix: the context "
-            "is what all agents begin with.",
+            "is what all agents begin with; slice: chosen spans, to hang behind others.",
         ),
     ] = Mode.CONTINUE,
+    spans: Annotated[
+        SpansOption,
+        typer.Option(
+            "--spans",
+            metavar="SPANS",
+            help="For slice: prompt (what was read), generated (the answer), or all; without the "
+            "system prompt and reasoning.",
+        ),
+    ] = SpansOption.ALL,
+    clean: Annotated[
+        bool,
+        typer.Option("--clean", help="For slice: compute it anew, without what it leaves out."),
+    ] = False,
+    profile: ProfileOption = EXACT_PROFILE,
     instruction: Annotated[
         str,
         typer.Option("--instruction", metavar="TEXT", help="What the receiver is to do."),
@@ -90,20 +121,27 @@ def export(
     from kvbaton.api import Agent
     from kvbaton.context import Context
 
+    if clean and mode is not Mode.SLICE:
+        raise InputError("--clean is for slices", hint="--mode slice")
     shared = Context(documents={"Context": text}) if mode is Mode.SHARED_PREFIX else None
-    agent = Agent(name, engine, store=opened, system=system, context=shared, stream=False)
+    agent = Agent(
+        name, engine, store=opened, system=system, context=shared, stream=False, profile=profile
+    )
+    chosen: dict[str, Any] = {"spans": spans.value, "clean": clean} if mode is Mode.SLICE else {}
     with output.progress(f"reading the context with {model}") as step:
-        turn = _read(agent, None if shared else text, max_new_tokens)
+        turn = _read(agent, None if shared else text, max_new_tokens, sliced=mode is Mode.SLICE)
         step.say("storing the cache")
         terms = Terms(instruction, summary, goal, round_, receiver)
-        baton = _hand_off(agent, turn, mode, terms)
+        baton = agent.hand_off(turn, mode=mode, **chosen, **asdict(terms))
     output.result(_to_json(baton), lambda console: _show(output, console, baton))
 
 
-def _read(agent: Agent, text: str | None, max_new_tokens: int) -> Turn:
+def _read(agent: Agent, text: str | None, max_new_tokens: int, *, sliced: bool) -> Turn:
     """The turn to hand off; ``text`` is None where the shared preamble is all there is."""
     if text is None:
         return agent.run("Go on.", max_new_tokens=1)
+    if sliced and max_new_tokens == 0:
+        return agent.prefill(text)
     turn = agent.run(text, max_new_tokens=max(1, max_new_tokens))
     if max_new_tokens > 0:
         return turn
@@ -111,20 +149,6 @@ def _read(agent: Agent, text: str | None, max_new_tokens: int) -> Turn:
     # whole context computed and nothing pending.
     turn.conversation.messages[-1] = {"role": "assistant", "content": ""}
     return replace(turn, tokens=turn.cached)
-
-
-def _hand_off(agent: Agent, turn: Turn, mode: Mode, terms: Terms) -> Baton:
-    if mode is Mode.SLICE:
-        raise InputError("slices are not supported yet", hint="use continue or shared-prefix")
-    return agent.hand_off(
-        turn,
-        mode=mode,
-        instruction=terms.instruction,
-        summary=terms.summary,
-        goal=terms.goal,
-        round=terms.round,
-        receiver=terms.receiver,
-    )
 
 
 def _to_json(baton: Baton) -> JSON:

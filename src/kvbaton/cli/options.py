@@ -40,3 +40,12 @@ DtypeOption = Annotated[
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The agent's own system prompt.")
 ]
+ProfileOption = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="How caches are encoded: exact, near-lossless, layered, compact, tiny, or one of your "
+        "own; all but exact must have been measured on the model (kvbaton tune-codec).",
+    ),
+]

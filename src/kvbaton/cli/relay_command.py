@@ -18,6 +18,7 @@ from kvbaton.cli.options import Dtype
 from kvbaton.cli.output import JsonFlag, Output, visible
 from kvbaton.cli.relay_table import export_svg, show_result
 from kvbaton.cli.scratch import scratch_store
+from kvbaton.codecs.calibration import EXACT_PROFILE
 from kvbaton.errors import StoreError
 from kvbaton.pipelines import Pipeline, TurnResult, default_pipeline, load_pipeline
 from kvbaton.seals import TrustDomain
@@ -96,6 +97,14 @@ def relay(
             help="Keep the batons here; by default in shared memory, until the run ends.",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            metavar="NAME",
+            help="How caches are encoded; by default the pipeline's own, or exact.",
+        ),
+    ] = None,
     svg: Annotated[
         str | None,
         typer.Option("--svg", metavar="FILE", help="Also draw the table as an SVG picture."),
@@ -118,8 +127,10 @@ def relay(
     name = model or work.model or MODEL
     _pull_if_missing(output, name)
     engine = load_engine(output, name, dtype=dtype.value if dtype else work.dtype or DTYPE)
+    from kvbaton.api import calibrated, plan_of
     from kvbaton.pipelines import run_pipeline
 
+    plan = plan_of(engine, profile or work.profile or EXACT_PROFILE)
     with _Story(output) as story, _store_for(work, engine, store) as (opened, domain):
         result = run_pipeline(
             work,
@@ -130,6 +141,8 @@ def relay(
             domain=domain,
             observer=story,
             deadline_s=settings.from_environment().deadline_s,
+            plan=plan,
+            calibrations=calibrated,
         )
     if svg is not None:
         _write(Path(svg), export_svg(result))

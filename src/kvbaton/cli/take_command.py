@@ -25,7 +25,7 @@ PHASES = ("get", "verify", "decode", "align", "attach", "first_forward", "ttft")
 MAX_NEW_TOKENS = 256
 SHAPES = {
     "take": """{"output",
- "receipt": {"id", "agent", "model", "baton", "outcome", "mode", "route",
+ "receipt": {"id", "agent", "model", "baton", "batons", "outcome", "mode", "route",
   "reasons": [{"code", "sentence", "at"?}], "warnings": [{"code", "sentence", "at"?}],
   "context_tokens", "reused_tokens", "pending_tokens", "computed_tokens", "generated_tokens",
   "probe_tokens", "recomputed_token_layers", "bytes_moved", "bytes_deduplicated",
@@ -43,7 +43,14 @@ def register(app: typer.Typer) -> None:
 
 def take(
     model: ModelOption,
-    baton: Annotated[str, typer.Option("--baton", metavar="ID", help="The baton's id.")],
+    baton: Annotated[
+        list[str],
+        typer.Option(
+            "--baton",
+            metavar="ID",
+            help="The baton's id; given several times, slices are joined in that order.",
+        ),
+    ],
     store: StoreOption = None,
     instruction: Annotated[
         str,
@@ -72,7 +79,9 @@ def take(
     system: SystemOption = None,
     mode: Annotated[
         Mode | None,
-        typer.Option("--mode", metavar="MODE", help="continue or shared-prefix; the baton's own."),
+        typer.Option(
+            "--mode", metavar="MODE", help="continue, shared-prefix or slice; the baton's own."
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Length of the answer.")
@@ -111,7 +120,8 @@ def take(
         raise EmptyInput("the instruction is blank")
     opened = places.open_to_take(store)
     if own is None:  # nothing else to answer: say so before the model is loaded
-        open_manifest(opened, places.trust_domain(), baton)
+        for one in baton:
+            open_manifest(opened, places.trust_domain(), one)
     engine = load_engine(output, model, dtype=dtype.value)
     from kvbaton.api import Agent
     from kvbaton.context import Context
@@ -126,8 +136,8 @@ def take(
     )
     with _Answer(output, f"taking the baton with {model}") as answer:
         turn = agent.take(
-            BatonRef(baton, opened.url),
-            instruction,
+            *(BatonRef(one, opened.url) for one in baton),
+            instruction=instruction,
             messages=own,
             mode=mode,
             deadline_s=limit_s,
@@ -186,12 +196,17 @@ def receipt_rows(receipt: Receipt) -> list[tuple[str, str]]:
         ("tokens", _tokens(receipt)),
         ("moved", bytes_text(receipt.bytes_moved)),
         ("first token", f"{ttft_s:.3f} s"),
-        ("fidelity", receipt.fidelity.kind.value),
+        ("fidelity", _fidelity(receipt)),
         ("finish", receipt.finish),
         ("receipt", receipt.id),
     ]
     rows += [("reason", _sentence(reason)) for reason in receipt.reasons]
     return rows + [("warning", _sentence(warning)) for warning in receipt.warnings]
+
+
+def _fidelity(receipt: Receipt) -> str:
+    found = receipt.fidelity
+    return f"{found.kind.value} ({found.codec})" if found.compressed else found.kind.value
 
 
 def _tokens(receipt: Receipt) -> str:

@@ -149,6 +149,20 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def deviation(
+        self, cache: Any, ids: Sequence[int], first: int, stop: int, *, check_layer: int
+    ) -> torch.Tensor:
+        """Squared distances ``[2, n]`` by which K and V of positions ``first`` to ``stop - 1`` would
+        move at a layer, were all of them computed anew."""
+
+    @abstractmethod
+    def attention_importance(
+        self, cache: Any, ids: Sequence[int], *, queries: int
+    ) -> torch.Tensor:
+        """Shares ``[layers, n]`` of the attention that the last ``queries`` positions pay to each
+        position."""
+
+    @abstractmethod
     def free_memory_bytes(self) -> int:
         """Memory in which a cache could be placed now."""
 

@@ -14,7 +14,7 @@ from kvbaton.engines.base import Engine
 from kvbaton.relay import Relay, Shipment, Taken
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
-from kvbaton.types import Baton, Reason, ReasonCode, Route, SegmentRef
+from kvbaton.types import Baton, Reason, ReasonCode, Route, SegmentRef, TokenRun
 
 
 class TextRelay(Relay):
@@ -47,6 +47,10 @@ class TextRelay(Relay):
         """Nothing is attached."""
         asked = Reason(ReasonCode.ASKED_FOR_TEXT, "the caller asked for the text route")
         return Taken(None, 0, Route.TEXT, (asked,))
+
+    def hang(self, baton: Baton, runs: Sequence[TokenRun], **_: Any) -> Taken:
+        """Nothing is attached."""
+        return self.take(baton)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,15 +88,21 @@ def _check_words(pipeline: Pipeline, edge: Edge, at: str) -> None:
 
 
 def _check_senders(edges: Sequence[Edge], paths: Sequence[str]) -> None:
-    senders: dict[str, str] = {}
+    """An agent goes on from one baton, or from slices of several senders."""
+    first: dict[str, Edge] = {}
+    senders: set[tuple[str, str]] = set()
     for edge, at in zip(edges, paths, strict=True):
-        if edge.receiver in senders:
+        before = first.setdefault(edge.receiver, edge)
+        pair = edge.sender, edge.receiver
+        sliced = edge.mode is before.mode is Mode.SLICE
+        if (before is not edge and not sliced) or pair in senders:
             raise PipelineError(
-                f"{edge.receiver!r} already takes a baton from {senders[edge.receiver]!r}",
+                f"{edge.receiver!r} already takes a baton from {before.sender!r}",
                 at=f"{at}.to",
-                hint="an agent goes on from one baton; name the other agents in 'join'",
+                hint="an agent goes on from one baton, or from slices of several senders; name "
+                "the other agents in 'join' to read their answers as text",
             )
-        senders[edge.receiver] = edge.sender
+        senders.add(pair)
 
 
 def _check_moments(edges: Sequence[Edge], paths: Sequence[str]) -> None:
@@ -114,7 +120,9 @@ def _sorted(
     pipeline: Pipeline, names: Mapping[str, int], places: Mapping[str, str]
 ) -> tuple[AgentSpec, ...]:
     """Agents so that each comes behind what it reads; ties keep the order of the file."""
-    needs = {edge.receiver: {edge.sender, *edge.join} for edge in pipeline.edges}
+    needs: dict[str, set[str]] = {}
+    for edge in pipeline.edges:
+        needs.setdefault(edge.receiver, set()).update((edge.sender, *edge.join))
     starts = [agent for agent in pipeline.agents if agent.name not in needs]
     for agent in starts[1:]:
         raise PipelineError(

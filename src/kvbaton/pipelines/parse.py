@@ -31,12 +31,13 @@ from kvbaton.types import Mode
 MAX_FILE_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 64 << 20
 
-_TOP = ("name", "description", "model", "dtype", "input", "context", "agents", "edges")
+_TOP = ("name", "description", "model", "dtype", "profile", "input", "context", "agents", "edges")
 _AGENT = ("name", "system", "task", "max_new_tokens", "stop", "sampling")
 _SAMPLING = ("temperature", "top_p", "top_k", "seed")
-_EDGE = ("from", "to", "mode", "instruction", "join", "hand_off_when")
+_EDGE = ("from", "to", "mode", "spans", "instruction", "join", "hand_off_when")
 _CONTEXT = ("title", "notes", "facts")
-_MODES = (Mode.CONTINUE.value, Mode.SHARED_PREFIX.value)
+_MODES = tuple(mode.value for mode in Mode)
+_SPANS = ("generated", "prompt", "turn", "all")
 _MOMENTS = ("end", "tool-call")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PLACEHOLDER = re.compile(r"\{([a-z_]{3,20})\}")
@@ -154,6 +155,7 @@ def parse_pipeline(value: Any, *, folder: Path = Path()) -> Pipeline:
         description=top.text("description", ""),
         model=top.text("model", filled=True) if "model" in top else None,
         dtype=top.choice("dtype", list(DTYPES), "") if "dtype" in top else None,
+        profile=top.text("profile", filled=True) if "profile" in top else None,
         input=folder / source if source is not None else None,
         context=context,
         agents=tuple(agents),
@@ -221,10 +223,18 @@ def _edges(top: Table) -> list[tuple[Edge, str]]:
 def _edge(value: Any, at: str) -> list[tuple[Edge, str]]:
     table = Table(value, at, _EDGE)
     receivers = _receivers(table)
+    mode = Mode(table.choice("mode", _MODES, Mode.CONTINUE.value))
+    if "spans" in table and mode is not Mode.SLICE:
+        raise PipelineError(
+            f"mode {mode.value!r} hands everything off",
+            at=table.path("spans"),
+            hint='mode = "slice"',
+        )
     shape = Edge(
         sender=table.text("from"),
         receiver="",
-        mode=Mode(table.choice("mode", _MODES, Mode.CONTINUE.value)),
+        mode=mode,
+        spans=table.choice("spans", _SPANS, _SPANS[0]),
         instruction=_template(table, "instruction"),
         join=table.texts("join"),
         hand_off_when=_moment(table),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from kvbaton import triggers
 from kvbaton.agent import DEADLINE_S, Agent
+from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
 from kvbaton.conversation import Turn
 from kvbaton.decoding import Decoding
@@ -28,10 +29,10 @@ from kvbaton.pipelines.schema import (
     HandOffWhen,
     Pipeline,
 )
-from kvbaton.relay import Relay
+from kvbaton.relay import Calibrated, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store
-from kvbaton.types import Baton, Reason, ReasonCode
+from kvbaton.types import Baton, Mode, Reason, ReasonCode
 from kvbaton.wire.digests import DomainKeys
 
 RouteChoice = Literal["auto", "baton", "text"]
@@ -56,6 +57,8 @@ def run_pipeline(
     domain: TrustDomain | None = None,
     observer: Observer | None = None,
     deadline_s: float = DEADLINE_S,
+    plan: CodecPlan | None = None,
+    calibrations: Calibrated | None = None,
 ) -> PipelineResult:
     """Run a pipeline's agents in their order.
 
@@ -78,6 +81,8 @@ def run_pipeline(
         Is told of events as they happen.
     deadline_s
         Seconds to the first token of each take.
+    plan, calibrations
+        How caches are encoded, and the calibration records that are known; see ``Relay``.
 
     Raises
     ------
@@ -101,6 +106,8 @@ def run_pipeline(
         compare=compare,
         observe=observer or (lambda event, facts: None),
         deadline_s=deadline_s,
+        plan=plan,
+        calibrations=calibrations,
     )
     if compare:
         warm_up(engine)
@@ -135,13 +142,22 @@ class _Run:
     compare: bool
     observe: Observer
     deadline_s: float
+    plan: CodecPlan | None = None
+    calibrations: Calibrated | None = None
     answers: dict[str, str] = field(default_factory=dict)
-    passed: dict[str, _Passed] = field(default_factory=dict)
+    passed: dict[str, list[_Passed]] = field(default_factory=dict)
     stored_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.text_relay = TextRelay(self.engine, self.domain)
-        self.relay = Relay(self.engine, self.store, self.domain, observer=self._overhear)
+        self.relay = Relay(
+            self.engine,
+            self.store,
+            self.domain,
+            plan=self.plan,
+            calibrations=self.calibrations,
+            observer=self._overhear,
+        )
         preamble = self.pipeline.context
         self.preamble = _preamble(preamble, self.pipeline.document) if preamble else None
 
@@ -154,12 +170,13 @@ class _Run:
 
     def turn_of(self, spec: AgentSpec) -> TurnResult:
         """Run or take, hand off to whoever comes next, and answer by text where that is asked."""
-        edge = self.pipeline.edge_to(spec.name)
-        self.observe("turn-started", {"agent": spec.name, "sender": edge.sender if edge else ""})
+        edges = self.pipeline.edges_to(spec.name)
+        senders = ", ".join(edge.sender for edge in edges)
+        self.observe("turn-started", {"agent": spec.name, "sender": senders})
         how = self._decoding(spec)
         self.stored_bytes = 0
         started = time.perf_counter()
-        turn = self._answer(spec, edge, how)
+        turn = self._answer(spec, edges, how)
         turn_s = time.perf_counter() - started
         self.answers[spec.name] = turn.text.strip()
         result = self._result(turn, turn_s)
@@ -174,14 +191,14 @@ class _Run:
         self.observe("compared", {"turn": compared})
         return compared
 
-    def _answer(self, spec: AgentSpec, edge: Edge | None, how: Decoding) -> Turn:
+    def _answer(self, spec: AgentSpec, edges: Sequence[Edge], how: Decoding) -> Turn:
         agent = self._agent(spec)
         options = {name: getattr(how, name) for name in Decoding.__dataclass_fields__}
-        if edge is None:
+        if not edges:
             return agent.run(self._filled(spec.task), **options)
         return agent.take(
-            self.passed[spec.name].baton,
-            self._said(spec, edge),
+            *(passed.baton for passed in self.passed[spec.name]),
+            instruction=self._said(spec, edges),
             strict=self.route == "baton",
             deadline_s=self.deadline_s,
             **options,
@@ -213,26 +230,28 @@ class _Run:
         )
 
     def _result(self, turn: Turn, turn_s: float) -> TurnResult:
-        taken = self.passed.get(turn.agent)
+        taken = self.passed.get(turn.agent, [])
+        late = tuple(reason for passed in taken for reason in passed.reasons)
         return TurnResult(
             receipt=turn.receipt,
             output=turn.text,
             ids=turn.ids,
-            reasons=(taken.reasons if taken else ()) + turn.receipt.reasons,
-            bytes_deduplicated=taken.bytes_deduplicated if taken else 0,
-            handoff_s=taken.seconds if taken else 0.0,
+            reasons=late + turn.receipt.reasons,
+            bytes_deduplicated=sum(passed.bytes_deduplicated for passed in taken),
+            handoff_s=sum(passed.seconds for passed in taken),
             turn_s=turn_s,
         )
 
     # -- what is said ---------------------------------------------------------------------------
 
-    def _said(self, spec: AgentSpec, edge: Edge) -> str:
-        """Instruction and task; joined answers before them, unless they have a place there."""
-        parts = [edge.instruction, spec.task]
-        if edge.join and not any(ANSWERS in part for part in parts):
+    def _said(self, spec: AgentSpec, edges: Sequence[Edge]) -> str:
+        """Instructions and task; joined answers before them, unless they have a place there."""
+        joined = tuple(dict.fromkeys(name for edge in edges for name in edge.join))
+        parts = [*(edge.instruction for edge in edges), spec.task]
+        if joined and not any(ANSWERS in part for part in parts):
             parts.insert(0, ANSWERS)
         said = "\n\n".join(part for part in parts if part.strip())
-        return self._filled(said, edge.join)
+        return self._filled(said, joined)
 
     def _filled(self, template: str, joined: tuple[str, ...] = ()) -> str:
         """The template with its placeholders filled; what fills them is not looked into."""
@@ -250,7 +269,8 @@ class _Run:
         total = sum(ref.size_bytes for ref in baton.manifest.segments)
         found = max(0, total - self.stored_bytes)
         self.stored_bytes = 0
-        self.passed[edge.receiver] = _Passed(baton, seconds, found, reasons)
+        passed = _Passed(baton, seconds, found, reasons)
+        self.passed.setdefault(edge.receiver, []).append(passed)
         facts = {"sender": edge.sender, "receiver": edge.receiver, "baton": baton.id}
         self.observe("handed-off", facts)
 
@@ -268,8 +288,9 @@ class _Run:
 
     def _handed_off(self, turn: Turn, edge: Edge, relay: Relay) -> Baton:
         sender = Agent(turn.agent, self.engine, relay, preamble=self.preamble)
+        sliced: Any = {"spans": edge.spans} if edge.mode is Mode.SLICE else {}
         return sender.hand_off(
-            turn, mode=edge.mode, instruction=edge.instruction, receiver=edge.receiver
+            turn, mode=edge.mode, instruction=edge.instruction, receiver=edge.receiver, **sliced
         )
 
     # -- by text --------------------------------------------------------------------------------

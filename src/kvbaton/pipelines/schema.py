@@ -55,7 +55,8 @@ class AgentSpec:
 class Edge:
     """One baton: from a sender to one receiver.
 
-    ``join`` names agents whose answers stand as text in the receiver's new turn.
+    ``join`` names agents whose answers stand as text in the receiver's new turn.  ``spans`` is
+    what a slice is made of.
     """
 
     sender: str
@@ -63,6 +64,7 @@ class Edge:
     mode: Mode = Mode.CONTINUE
     instruction: str = ""
     join: tuple[str, ...] = ()
+    spans: str = "generated"
     hand_off_when: HandOffWhen = field(default_factory=HandOffWhen)
 
 
@@ -91,13 +93,15 @@ class Pipeline:
     description: str = ""
     model: str | None = None
     dtype: str | None = None
+    profile: str | None = None
     input: Path | None = None
     context: ContextSpec | None = None
     document: str = ""
 
-    def edge_to(self, agent: str) -> Edge | None:
-        """The edge that brings an agent its baton; None for the first agent."""
-        return next((edge for edge in self.edges if edge.receiver == agent), None)
+    def edges_to(self, agent: str) -> Sequence[Edge]:
+        """The edges that bring an agent its batons, in the order of the file: none for the first
+        agent, several where slices are joined."""
+        return [edge for edge in self.edges if edge.receiver == agent]
 
     def edges_from(self, agent: str) -> Sequence[Edge]:
         """Edges on which an agent hands off, in the order of the file."""

@@ -25,6 +25,7 @@ FUNCTION = "f" * 64
 
 
 def record(name: str = "compact", *, created_s: int = 5, kl: float = 1.25e-3) -> CalibrationRecord:
+    """A record with figures that are easy to recognize."""
     return CalibrationRecord(
         function=FUNCTION,
         model="tiny",
@@ -51,6 +52,7 @@ def record(name: str = "compact", *, created_s: int = 5, kl: float = 1.25e-3) ->
 
 
 def plan(name: str, *known: CalibrationRecord):
+    """What the sender encodes with, given these records."""
     return plan_for(
         name, function=FUNCTION, model="tiny", layout=LAYOUT, calibrations=Calibrations(known)
     )
@@ -99,9 +101,7 @@ def test_a_lossy_profile_without_a_record_is_refused_with_the_command_that_makes
     with pytest.raises(NotCalibrated) as caught:
         plan("compact")
     assert caught.value.code == "not-calibrated"
-    assert caught.value.hint == (
-        "run: kvbaton tune-codec tiny --profile compact --dtype bfloat16"
-    )
+    assert caught.value.hint == ("run: kvbaton tune-codec tiny --profile compact --dtype bfloat16")
 
 
 def test_records_of_other_functions_or_profiles_do_not_count():

@@ -14,6 +14,7 @@ LAYOUT = KVLayout("BF16", (LAYER,) * 12, (ROPE,))
 
 
 def names(chain: Any) -> list[str]:
+    """Names of a chain's codecs."""
     return [codec.name for codec in chain.codecs]
 
 

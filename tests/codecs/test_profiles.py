@@ -9,7 +9,10 @@ from kvbaton.errors import FormatError, InputError
 from kvbaton.types import FidelityClass, KVLayout, LayerKind, LayerLayout, Place, RopeSpec
 
 
-def layout(dim: int = 64, *, kind: str = "default", window: int = 0, dtype: str = "F32") -> KVLayout:
+def layout(
+    dim: int = 64, *, kind: str = "default", window: int = 0, dtype: str = "F32"
+) -> KVLayout:
+    """Six layers; every other one a window layer where there is a window."""
     rope = RopeSpec(kind, "half", dim, 10000.0, 1.0, "0" * 64)
     full = LayerLayout(LayerKind.FULL, 2, dim, dim)
     other = LayerLayout(LayerKind.WINDOW, 2, dim, dim, window) if window else full
@@ -28,7 +31,7 @@ def test_every_profile_has_a_plan_for_every_head(name: str, dim: int, window: in
     assert plan.lossless == (name == "exact")
 
 
-@pytest.mark.parametrize("name", [n for n in RECOMMENDED])
+@pytest.mark.parametrize("name", RECOMMENDED)
 def test_layer_0_has_eight_bits(name: str):
     """So that a receiver can hold it against the tokens."""
     keys, values = profile(name).plan(layout()).chains(0)

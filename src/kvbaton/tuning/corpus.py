@@ -26,7 +26,7 @@ class Corpus:
 
 
 def built_in_corpus(engine: Any, tokens: int) -> Corpus:
-    """Prose, code and a dialogue from elsewhere to search with; five kinds of text held out.
+    """Prose and code from elsewhere to search with; five kinds of text held out.
 
     Texts with fewer than ``tokens`` tokens are left out.
 
@@ -39,7 +39,6 @@ def built_in_corpus(engine: Any, tokens: int) -> Corpus:
     seen = (
         real_texts()[2],
         Text("code-2", _second_half(kinds["code"])),
-        Text("dialogue-2", _second_half(kinds["dialogue"])),
     )
     return _long(engine, Corpus(seen, text_kinds()), tokens)
 

@@ -156,17 +156,27 @@ class Search:
         InputError
             Even the smallest plan has more.
         """
+        found = self.fitting(name, max_bits)
+        if found is None:
+            raise InputError(f"no plan takes at most {max_bits} bits per element")
+        return found
+
+    def fitting(self, name: str, max_bits: float) -> CodecPlan | None:
+        """As :meth:`under_bits`; None where headers leave too little, as in short contexts."""
         budget = max_bits * self._elements / 8
-        picked = within_cost(self.options, budget)
+        least = sum(min(choice.cost for choice in slot) for slot in self.options)
+        picked = within_cost(self.options, max(budget, least))
         wanted = budget - self._rest(self._plan(name, picked), picked)
         for _ in range(_ROUNDS):
+            if wanted < least:
+                return None
             self._say(f"searching {name}: at most {max_bits} bits per element")
             plan = self._plan(name, within_cost(self.options, wanted))
             over = self._size(plan) - budget
             if over <= 0:
                 return plan
             wanted -= over
-        raise InputError(f"no plan of at most {max_bits} bits per element was found")
+        return None
 
     def under_loss(self, name: str, max_kl: float, *, max_bits: float | None = None) -> CodecPlan:
         """The smallest plan whose loss on the search's texts is at most ``max_kl``.
@@ -178,18 +188,21 @@ class Search:
         InputError
             There is none, or none of at most ``max_bits``.
         """
-        best: tuple[int, CodecPlan] | None = None
+        finest = within_cost(self.options, float("inf"))
+        plan = self._plan(name, finest)
+        kl = self.kl(plan)
+        rest = max(0.0, kl - sum(choice.loss for choice in finest))
+        best = (self._size(plan), plan) if kl <= max_kl else None
         scale = 1.0
-        for _ in range(_ROUNDS):
-            picked = within_loss(self.options, max_kl * scale)
-            plan = self._plan(name, picked)
+        for _ in range(_ROUNDS if best else 0):
+            plan = self._plan(name, within_loss(self.options, (max_kl - rest) * scale))
             kl = self.kl(plan)
             self._say(f"searching {name}: KL {kl:.1e} of at most {max_kl:.1e}")
-            if kl <= max_kl and (best is None or self._size(plan) < best[0]):
+            if kl <= max_kl and best and self._size(plan) < best[0]:
                 best = self._size(plan), plan
             if _NEAR * max_kl <= kl <= max_kl:
                 break
-            scale *= 0.97 * max_kl / max(kl, 1e-12)
+            scale *= 0.97 * (max_kl - rest) / max(kl - rest, _NEAR * (max_kl - rest) / 8)
         return self._bounded(best, max_kl, max_bits)
 
     def _bounded(
@@ -279,8 +292,9 @@ def wanted_plans(
             return tuple(found)
     for one in known:
         found.append((one.name, one.plan(layout), False))
-        if one.max_bits is not None:
-            found.append((one.name, search().under_bits(one.name, one.max_bits), True))
+        better = None if one.max_bits is None else search().fitting(one.name, one.max_bits)
+        if better is not None:
+            found.append((one.name, better, True))
     return tuple(found)
 
 

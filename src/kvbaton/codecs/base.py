@@ -28,6 +28,8 @@ from kvbaton.types import DTYPE_BYTES, JSON, Fidelity, Place, StoredTensor
 if TYPE_CHECKING:
     import torch
 
+    from kvbaton.codecs.fused import Fused
+
 Shape = tuple[int, ...]
 
 
@@ -240,13 +242,24 @@ class CodecChain:
         from kvbaton.codecs.dtypes import safetensors_name
 
         dtype = safetensors_name(tensor.dtype)
-        packed = self._pack(tensor, dtype, place)
+        packed = self._fused.pack(tensor, dtype, place) if self._fused is not None else None
+        if packed is None:
+            packed = self.pack_stepwise(tensor, dtype, place)
         return tuple(
             StoredTensor(_joined(place.name, suffix), t.dtype, t.shape, self._squeezed(t.data))
             for suffix, t in sorted(packed.items())
         )
 
-    def _pack(self, tensor: torch.Tensor, dtype: str, place: Place) -> Mapping[str, StoredTensor]:
+    @cached_property
+    def _fused(self) -> Fused | None:
+        from kvbaton.codecs.fused import fused
+
+        return fused(self)
+
+    def pack_stepwise(
+        self, tensor: torch.Tensor, dtype: str, place: Place
+    ) -> Mapping[str, StoredTensor]:
+        """Codec by codec, on any device: what compiled kernels are held to."""
         from kvbaton.codecs.conversion import as_float32
 
         if self.before:
@@ -290,17 +303,23 @@ class CodecChain:
         if self.behind:
             wanted = self.storage(dtype, shape, place)
             stored = {name: self._expanded(data, wanted[name]) for name, data in stored.items()}
-        return self._unpack(stored, dtype, shape, place, out, device)
+        if self._fused is not None and (device is None or device.type == "cpu"):
+            tensor = self._fused.unpack(stored, dtype, shape, place, out)
+            if tensor is not None:
+                return tensor
+        return self.unpack_stepwise(stored, dtype, shape, place, out=out, device=device)
 
-    def _unpack(
+    def unpack_stepwise(
         self,
         stored: Mapping[str, memoryview],
         dtype: str,
         shape: Shape,
         place: Place,
-        out: torch.Tensor | None,
-        device: torch.device | None,
+        *,
+        out: torch.Tensor | None = None,
+        device: torch.device | None = None,
     ) -> torch.Tensor:
+        """Codec by codec, on any device: what compiled kernels are held to."""
         from kvbaton.codecs.conversion import as_dtype, as_float32
 
         if device is None or device.type == "cpu":

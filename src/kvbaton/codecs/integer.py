@@ -88,7 +88,7 @@ class Int(Grouped):
         # Adding zero makes negative zero positive: equal numbers, equal bytes.
         low, high = grid.reduced(body, torch.amin) + 0.0, grid.reduced(body, torch.amax) + 0.0
         if self.symmetric:
-            high = torch.maximum(high, -low)
+            high = torch.maximum(high, -low) + 0.0
             low = -high
         return clipped(body, low, high, self.levels, grid) if self.clip else (low, high)
 

@@ -72,6 +72,15 @@ class Account:
         self.inherit(taken.inherited)
         return taken.cache
 
+    def give_up(self, answer: Answer, reason: Reason) -> None:
+        """The cache turned out to be odd: the answer begins anew, from the ids."""
+        self.route, self.outcome = Route.TEXT, Outcome.KV_UNUSABLE
+        self.reasons += (reason,)
+        self.computed_before += answer.computed_tokens
+        self.reused = self.pending = self.start = 0
+        self.held, self.inherited, self.parents = (), (), ()
+        self.fidelity, self.hops = Fidelity(), Hops()
+
     def inherit(self, known: Sequence[Inherited], tokens: int | None = None) -> None:
         """Enter what the first ``tokens`` positions of a cache have inherited, or all of them."""
         for one in known:

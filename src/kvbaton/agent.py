@@ -17,34 +17,32 @@ from kvbaton.backing import Source, covered
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn, clip
-from kvbaton.decoding import Answer, Decoding, decode
+from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
-    BatonRefused,
     BatonUnavailable,
     InputError,
     NotTrusted,
     SliceError,
-    WindowExceeded,
 )
-from kvbaton.joining import Join, Taking, own_beginning
 from kvbaton.outbox import Outbox
+from kvbaton.policy.fitting import FitStrategy, Importance
 from kvbaton.prompts import (
     Messages,
     Prompt,
     PromptWriter,
-    SlicePrompt,
     packed_spans,
     user_turn,
 )
 from kvbaton.reasons import unavailable_reason
 from kvbaton.relay import Relay
+from kvbaton.taking import Taker, Taking, agreed_tokens, refused, require_window, room_for
 from kvbaton.types import (
     Baton,
     BatonRef,
+    BlockScores,
+    Fidelity,
     FidelityClass,
-    FunctionId,
-    Hops,
     Mode,
     Outcome,
     Reason,
@@ -63,11 +61,13 @@ Spans = Literal["prompt", "generated", "all", "turn"] | Sequence[tuple[int, int]
 """What a slice is made of."""
 
 DEFAULT_REPAIR = Repair()
+SUMMARIZE = "Summarize what was said so far in a few sentences, with all names and numbers."
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
 
 Log = Callable[[Receipt], None]
+WatchFor = Callable[[Fidelity], TokenWatch | None]
 
 
 class Agent:
@@ -93,6 +93,8 @@ class Agent:
         Seconds to the first token of a take, where the call names none.
     log
         Called with every receipt.
+    watch_for
+        The watch of the first tokens of an answer from a cache of some fidelity, or None.
     """
 
     def __init__(
@@ -107,10 +109,12 @@ class Agent:
         stream: bool = True,
         deadline_s: float = DEADLINE_S,
         log: Log | None = None,
+        watch_for: WatchFor | None = None,
     ) -> None:
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream, self.deadline_s, self.log = stream, deadline_s, log
+        self.watch_for: WatchFor = watch_for or (lambda fidelity: None)
         self.conversation: Conversation | None = None
 
     def forget(self) -> None:
@@ -168,7 +172,7 @@ class Agent:
         """
         account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
         wanted = self.writer.prefill_only(prompt, messages)
-        self._require_window(wanted)
+        require_window(self.engine, wanted)
         cache = self.engine.new_cache(len(wanted.ids))
         counted = self.engine.computed_tokens()
         self.engine.forward(cache, wanted.ids)
@@ -179,25 +183,18 @@ class Agent:
 
     def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
-        self._require_window(wanted)
+        require_window(self.engine, wanted)
         known = self.conversation
         if known is not None and _covers(known, wanted.ids):
             return self._answer_from(known, wanted, how, account)
         found = self.relay.find_prefix(wanted.ids)
         stored = found[-1].span.stop if found else 0
-        own = self._agreed(known, wanted) if known is not None else 0
+        own = agreed_tokens(self.engine, known, wanted)
         if known is not None and own > 0 and own >= stored:
             cache = self._own_prefix(known, own, wanted, how, account)
         else:
             cache = self._stored_prefix(found, stored, wanted, how, account)
         return self._answer(cache, wanted, how, account)
-
-    def _agreed(self, known: Conversation, wanted: Prompt) -> int:
-        """Positions of the own cache that a diverging prompt can reuse."""
-        if self.engine.layout.window_layers:
-            return 0
-        agreed = common_prefix(known.ids, wanted.ids)
-        return min(agreed, known.cache.length, len(wanted.ids) - 1)
 
     def _own_prefix(
         self, known: Conversation, agreed: int, wanted: Prompt, how: Decoding, account: Account
@@ -207,7 +204,9 @@ class Agent:
         account.parents, account.hops = known.parents, known.hops
         account.held = covered(known.stored(), agreed)
         account.inherit(known.inherited, agreed)
-        return self.relay.copy_prefix(known.cache, agreed, room=self._room(wanted, agreed, how))
+        return self.relay.copy_prefix(
+            known.cache, agreed, room=room_for(self.engine, wanted, agreed, how)
+        )
 
     def _stored_prefix(
         self,
@@ -220,7 +219,7 @@ class Agent:
         """The beginning of the prompt, if the store holds it."""
         if not found:
             return None
-        room = self._room(wanted, tokens, how)
+        room = room_for(self.engine, wanted, tokens, how)
         taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=self.deadline_s)
         cache = account.enter(taken)
         if cache is not None:
@@ -233,24 +232,38 @@ class Agent:
         self, known: Conversation, wanted: Prompt, how: Decoding, account: Account
     ) -> Turn:
         """Go on in the agent's own cache."""
-        self._require_window(wanted)
+        require_window(self.engine, wanted)
         account.reused, account.held = known.cache.length, known.stored()
         account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
         account.parents, account.hops = known.parents, known.hops
         account.inherit(known.inherited, known.cache.length)
         return self._answer(known.cache, wanted, how, account)
 
-    def _require_window(self, wanted: Prompt) -> None:
-        if len(wanted.ids) > self.engine.max_tokens:
-            raise WindowExceeded(
-                f"the prompt has {len(wanted.ids)} tokens, the model's window holds "
-                f"{self.engine.max_tokens}",
-                hint="shorten the input, or use a model with a longer window",
-            )
+    def summarize(
+        self, turn: Turn, instruction: str = SUMMARIZE, *, max_new_tokens: int = 160
+    ) -> str:
+        """The model's own summary of a turn's context; the conversation is left as it is.
 
-    def _room(self, wanted: Prompt, reused: int, how: Decoding) -> int:
-        """Positions to make room for behind a reused prefix."""
-        return len(wanted.ids) - reused + min(how.max_new_tokens, self.engine.default_room)
+        ``hand_off(turn, summary=agent.summarize(turn))`` lets a receiver whose window is too
+        small go on from it.
+
+        Raises
+        ------
+        WindowExceeded
+            There is no room left to summarize in.
+        """
+        talk = turn.conversation
+        ids = talk.ids[: turn.tokens]
+        asked = self.writer.going_on(ids, [user_turn(instruction)])
+        wanted = Prompt((*ids, *asked.ids), (), ())
+        require_window(self.engine, wanted)
+        how, start = Decoding(max_new_tokens=max_new_tokens), 0
+        room = room_for(self.engine, wanted, turn.cached, how)
+        if self.engine.layout.window_layers:
+            cache = self.engine.new_cache(turn.cached + room)
+        else:
+            cache, start = self.relay.copy_prefix(talk.cache, turn.cached, room=room), turn.cached
+        return decode(self.engine, cache, wanted.ids[start:], how, after=start).text.strip()
 
     # -- hand off -------------------------------------------------------------------------------
 
@@ -264,6 +277,7 @@ class Agent:
         clean: bool = False,
         plan: CodecPlan | None = None,
         requantize: bool = False,
+        importance: bool = False,
         **terms: Any,
     ) -> Baton:
         """Hand a turn's context off: store what is not in the store yet, and the baton.
@@ -286,6 +300,9 @@ class Agent:
             Encode everything by this codec plan instead of the agent's own.
         requantize
             Let the plan quantize again what has been quantized before; it is marked.
+        importance
+            Record how much attention the tokens get, so that a receiver whose window is too small
+            can keep what matters.  Costs a pass over the last tokens.
         terms
             Fields of ``Terms``: ``instruction``, ``summary``, ``goal``, ``round``, ``receiver``.
 
@@ -327,10 +344,21 @@ class Agent:
             terms=Terms(**_known(terms, Terms)),
             plan=plan,
             requantize=requantize,
+            importance=self._importance(source) if importance and whole else None,
         )
         if wanted is not Mode.SLICE and plan is None:
             conversation.shipped(baton.manifest.segments)
         return baton
+
+    def _importance(self, source: Source) -> BlockScores:
+        """How much attention the last tokens pay to blocks of those that have KV."""
+        ids, cached = source.ids[: source.cached], source.cached
+        shares = self.engine.attention_importance(source.cache, ids, queries=min(32, cached))
+        blocks = Importance.of_tokens(shares.sum(0).tolist())
+        top = max(blocks.scores) or 1.0
+        return BlockScores(
+            blocks.block_tokens, tuple(round(255 * score / top) for score in blocks.scores)
+        )
 
     def _whole_source(self, turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
         """A turn's whole context, or the preamble at its head."""
@@ -375,6 +403,7 @@ class Agent:
         strict: bool = False,
         minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
         repair: Repair | float | None = DEFAULT_REPAIR,
+        overflow: FitStrategy | str = FitStrategy.REFUSE,
         **options: Any,
     ) -> Turn:
         """Go on from a baton, or from slices of several.
@@ -404,6 +433,9 @@ class Agent:
         repair
             Which tokens of slices are computed again behind the receiver's own beginning: a
             ``Repair``, a share of them for its default choice, or None for none.
+        overflow
+            What stays when context and new tokens exceed the window: ``refuse``, ``drop-oldest``,
+            ``importance`` (as the sender recorded it), or ``summary`` (the sender's, as text).
         options
             Fields of ``Decoding``.
 
@@ -413,6 +445,8 @@ class Agent:
             A baton cannot be used and there are no messages to answer instead.
         BatonRefused
             ``strict``, and a baton's cache was not used.
+        WindowExceeded
+            What the receiver would read does not fit the window, and ``overflow`` cannot help.
         EmptyInput
             The receiver adds no tokens.
         """
@@ -434,88 +468,21 @@ class Agent:
             )
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons = tuple(baton.id for baton in opened)
-        mending = Repair(float(repair)) if isinstance(repair, float | int) else repair
-        terms = Taking(limit_s, FidelityClass(minimum), self.engine.function, mending, strict)
-        if wanted_mode is Mode.SLICE:
-            return self._take_slices(opened, said, how, account, terms)
-        return self._take_whole(opened[0], said, messages, how, account, terms)
-
-    def _take_whole(
-        self,
-        opened: Baton,
-        instruction: str,
-        messages: Messages | None,
-        how: Decoding,
-        account: Account,
-        terms: Taking,
-    ) -> Turn:
-        """Go on in the sender's conversation, or behind the common preamble."""
-        account.hops = opened.manifest.hops
-        wanted = self._prompt_for(opened, instruction, messages, account, terms.function)
-        taken = self._take_kv(opened, wanted, how, account, terms)
-        self._require_used(account, terms)
-        return self._answer(taken, wanted, how, account)
-
-    def _take_slices(
-        self,
-        opened: Sequence[Baton],
-        instruction: str,
-        how: Decoding,
-        account: Account,
-        terms: Taking,
-    ) -> Turn:
-        """Hang slices behind the agent's own beginning."""
-        said = instruction or opened[0].manifest.terms.instruction
-        account.hops = Hops(
-            max(b.manifest.hops.exact for b in opened), max(b.manifest.hops.lossy for b in opened)
+        terms = Taking(
+            limit_s,
+            FidelityClass(minimum),
+            self.engine.function,
+            Repair(float(repair)) if isinstance(repair, float | int) else repair,
+            overflow,
+            strict,
         )
-        foreign = [
-            b for b in opened if "tokenizer" in b.manifest.function.differing(terms.function)
-        ]
-        wanted: Prompt
-        cache = None
-        if foreign:
-            wanted = self.writer.slices_as_text(opened, said)
-            account.route, account.reasons = Route.TEXT, (_foreign(foreign[0]),)
+        taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
+        if wanted_mode is Mode.SLICE:
+            wanted, cache = taker.joined(opened, said)
         else:
-            wanted = prompt = self.writer.behind_slices(opened, said)
-            self._require_window(wanted)
-            counted = self.engine.computed_tokens()
-            cache = self._hang(prompt, account, terms)
-            account.computed_before = self.engine.computed_tokens() - counted
-        if account.route is Route.TEXT:
-            account.outcome, account.hops = Outcome.KV_UNUSABLE, Hops()
-        else:
-            account.parents = account.batons
-        self._require_used(account, terms)
-        return self._answer(cache, wanted, how, account)
-
-    def _hang(self, prompt: SlicePrompt, account: Account, terms: Taking) -> Any:
-        """A cache of the agent's own beginning with the slices' caches behind it."""
-        known = self.conversation
-        with account.clock.phase("own_prefill"):
-            cache = own_beginning(
-                self.relay,
-                prompt,
-                known.cache if known is not None else None,
-                agreed=self._agreed(known, prompt) if known is not None else 0,
-                deadline_s=terms.deadline_s,
-            )
-        own = cache.length
-        Join(self.relay, prompt, account).hang(cache, terms)
-        account.start = cache.length
-        return cache if account.route is not Route.TEXT or own else None
-
-    def _require_used(self, account: Account, terms: Taking) -> None:
-        """Refuse to fall back where the caller does not want to."""
-        sliced = account.mode is Mode.SLICE and account.route is not Route.BATON
-        if terms.strict and (account.route is Route.TEXT or sliced):
-            reason = account.reasons[0]
-            raise BatonRefused(
-                f"the baton's cache was not used: {reason.sentence}",
-                reason_code=reason.code.value,
-                at=reason.at,
-            )
+            wanted, cache = taker.whole(opened[0], said, messages)
+        watch = None if cache is None else self.watch_for(account.fidelity)
+        return self._answer(cache, wanted, how, account, watch=watch, strict=strict)
 
     def _without_baton(
         self,
@@ -532,80 +499,45 @@ class Agent:
             reason, outcome = unavailable_reason(error), Outcome.UNAVAILABLE
         account = Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
         wanted = self.writer.render(messages)
-        self._require_window(wanted)
+        require_window(self.engine, wanted)
         return self._answer(None, wanted, how, account)
-
-    def _prompt_for(
-        self,
-        baton: Baton,
-        instruction: str,
-        messages: Messages | None,
-        account: Account,
-        function: FunctionId,
-    ) -> Prompt:
-        """The receiver's prompt, by mode; ``function`` is the engine's."""
-        said = instruction or ("" if messages else baton.manifest.terms.instruction)
-        if account.mode is Mode.SHARED_PREFIX:
-            return self.writer.behind_preamble(said, messages)
-        if not said and messages:
-            return self.writer.render(messages)
-        if self.writer.two_system_prompts(baton):
-            account.warnings += (
-                Reason(
-                    ReasonCode.TWO_SYSTEM_PROMPTS,
-                    f"the conversation began with another system prompt than {self.name}'s own, "
-                    "which stands in its new turn",
-                ),
-            )
-        differing = baton.manifest.function.differing(function)
-        return self.writer.behind_baton(baton, said, same_tokenizer="tokenizer" not in differing)
-
-    def _take_kv(
-        self,
-        baton: Baton,
-        wanted: Prompt,
-        how: Decoding,
-        account: Account,
-        terms: Taking,
-    ) -> Any:
-        """The baton's cache, attached as far as the prompt agrees with it; None on route text."""
-        ids = baton.transcript.ids
-        agreed = common_prefix(ids, wanted.ids)
-        if agreed < len(ids):
-            account.first_divergence = agreed
-        reusable = min(agreed, len(wanted.ids) - 1)
-        taken = self.relay.take(
-            baton,
-            prompt_tokens=len(wanted.ids),
-            reusable=reusable,
-            room=self._room(wanted, reusable, how),
-            deadline_s=self._kv_deadline(terms.deadline_s, account.clock, len(wanted.ids)),
-            minimum=terms.minimum,
-            function=terms.function,
-        )
-        cache = account.enter(taken)
-        account.parents = (baton.id,)
-        if cache is None:
-            account.outcome, account.hops, account.parents = Outcome.KV_UNUSABLE, Hops(), ()
-        elif agreed == len(ids):
-            account.pending = baton.manifest.pending_tokens
-        self._require_window(wanted)
-        return cache
-
-    def _kv_deadline(self, deadline_s: float, clock: Clock, tokens: int) -> float:
-        """When to give the cache up, so that a prefill as text still makes the deadline."""
-        speed = self.engine.prefill_tokens_per_s
-        prefill_s = tokens / speed if speed else 0.0
-        left = deadline_s - clock.elapsed()
-        return max(left - prefill_s, min(left, 0.1 * deadline_s))
 
     # -- answer ---------------------------------------------------------------------------------
 
-    def _answer(self, cache: Any, wanted: Prompt, how: Decoding, account: Account) -> Turn:
-        """Decode behind whatever is attached, keep the conversation, write the receipt."""
+    def _answer(
+        self,
+        cache: Any,
+        wanted: Prompt,
+        how: Decoding,
+        account: Account,
+        *,
+        watch: TokenWatch | None = None,
+        strict: bool = False,
+    ) -> Turn:
+        """Decode behind whatever is attached, keep the conversation, write the receipt.
+
+        Where the watch finds the first tokens odd, nothing has been shown yet, and the answer
+        begins anew from the ids.
+        """
+        talk, answer = self._decoded(cache, wanted, how, account, watch)
+        if answer.alarm is not None:
+            account.give_up(answer, answer.alarm)
+            if strict:
+                raise refused(answer.alarm)
+            talk, answer = self._decoded(None, wanted, how, account, None)
+        return self._conclude(talk, wanted, answer, account)
+
+    def _decoded(
+        self,
+        cache: Any,
+        wanted: Prompt,
+        how: Decoding,
+        account: Account,
+        watch: TokenWatch | None,
+    ) -> tuple[Conversation, Answer]:
         if cache is None:
             account.reused = account.pending = account.start = 0
-            cache = self.engine.new_cache(self._room(wanted, 0, how))
+            cache = self.engine.new_cache(room_for(self.engine, wanted, 0, how))
         start = account.reused if account.start is None else account.start
         talk = Conversation(
             cache,
@@ -637,11 +569,12 @@ class Agent:
                 after=start,
                 settled=settled,
                 first_token=first_token,
+                watch=watch,
             )
         finally:
             if talk.outbox is not None:
                 talk.outbox.close()
-        return self._conclude(talk, wanted, answer, account)
+        return talk, answer
 
     def _conclude(
         self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account
@@ -719,13 +652,6 @@ def _references(
 
 def _is_id(text: str) -> bool:
     return len(text) == ID_DIGITS and all(c in "0123456789abcdef" for c in text)
-
-
-def _foreign(baton: Baton) -> Reason:
-    return Reason(
-        ReasonCode.FUNCTION_DIFFERS,
-        f"the slice of {baton.manifest.sender!r} comes from another tokenizer",
-    )
 
 
 def _mode(mode: Mode | str) -> Mode:

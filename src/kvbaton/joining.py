@@ -9,7 +9,6 @@ computed in between, in one pass together with the repair, and attends to everyt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvbaton.account import Account
@@ -17,21 +16,6 @@ from kvbaton.alignment.recompute import Repair, chosen_rows, mend
 from kvbaton.prompts import Hung, SlicePrompt
 from kvbaton.relay import Relay
 from kvbaton.types import FidelityClass, FunctionId, Route, TokenRun
-
-
-@dataclass(frozen=True)
-class Taking:
-    """On what terms batons are taken.
-
-    ``repair`` says which positions of slices are computed again; ``strict`` refuses to fall
-    back.
-    """
-
-    deadline_s: float
-    minimum: FidelityClass
-    function: FunctionId
-    repair: Repair | None = None
-    strict: bool = False
 
 
 class Join:
@@ -45,35 +29,48 @@ class Join:
         What the receiver reads.
     account
         What the receipt will say.
+    repair
+        Which positions of slices are computed again; None for none.
+    minimum, function
+        The least fidelity that is acceptable, and the engine's function.
     """
 
-    def __init__(self, relay: Relay, prompt: SlicePrompt, account: Account) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        prompt: SlicePrompt,
+        account: Account,
+        *,
+        repair: Repair | None,
+        minimum: FidelityClass,
+        function: FunctionId,
+    ) -> None:
         self.relay, self.engine, self.prompt, self.account = relay, relay.engine, prompt, account
+        self.repair, self.minimum, self.function = repair, minimum, function
         self._missing: list[TokenRun] = []
         self._attached: list[TokenRun] = []
 
-    def hang(self, cache: Any, terms: Taking) -> Any:
+    def hang(self, cache: Any, *, deadline_s: float) -> None:
         """Attach all slices behind the receiver's own beginning, which ``cache`` holds.
 
         What cannot be attached is computed from its ids; the tail of the prompt that has no KV
         is left to be fed.
         """
         for hung in self.prompt.slices:
-            self._one(cache, hung, terms)
-        self._conclude(cache, terms)
-        return cache
+            self._one(cache, hung, deadline_s)
+        self._conclude(cache)
 
-    def _one(self, cache: Any, hung: Hung, terms: Taking) -> None:
+    def _one(self, cache: Any, hung: Hung, deadline_s: float) -> None:
         account = self.account
-        left_s = max(0.0, terms.deadline_s - account.clock.elapsed())
+        left_s = max(0.0, deadline_s - account.clock.elapsed())
         taken = self.relay.hang(
             hung.baton,
             hung.runs,
             at=hung.first,
             prompt_tokens=len(self.prompt.ids),
             deadline_s=left_s,
-            minimum=terms.minimum,
-            function=terms.function,
+            minimum=self.minimum,
+            function=self.function,
         )
         part = account.enter_slice(taken)
         if part is None:
@@ -88,7 +85,7 @@ class Join:
         if rest:
             self._missing.append(TokenRun(cache.length, rest))
 
-    def _conclude(self, cache: Any, terms: Taking) -> None:
+    def _conclude(self, cache: Any) -> None:
         """Compute what lies between slices, and repair them."""
         account, attached = self.account, self._attached
         whole = len(attached) == len(self.prompt.slices)
@@ -97,7 +94,7 @@ class Join:
             return
         gaps = [p for run in self._missing for p in range(run.first, min(run.stop, cache.length))]
         with account.clock.phase("repair"):
-            chosen = self._computed_again(cache, gaps, terms.repair)
+            chosen = self._computed_again(cache, gaps)
         account.reused = sum(run.count for run in attached) - len(chosen)
         if chosen:  # what was repaired is no longer what lies in the store
             account.held = tuple(
@@ -106,10 +103,9 @@ class Join:
                 if not any(ref.run.first <= row < ref.run.stop for row in chosen)
             )
 
-    def _computed_again(
-        self, cache: Any, gaps: Sequence[int], repair: Repair | None
-    ) -> frozenset[int]:
+    def _computed_again(self, cache: Any, gaps: Sequence[int]) -> frozenset[int]:
         """Fill the gaps and mend the slices, in one pass where that can be; the mended rows."""
+        repair = self.repair
         ids, account = self.prompt.ids[: cache.length], self.account
         scored = repair is not None and (repair.needs_deviation or repair.needs_importance)
         chosen: Sequence[int] = ()

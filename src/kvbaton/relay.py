@@ -55,6 +55,7 @@ from kvbaton.types import (
     AlignedLayer,
     Baton,
     BatonRef,
+    BlockScores,
     EncodedLayer,
     Fidelity,
     FidelityClass,
@@ -361,6 +362,7 @@ class Relay:
         terms: Terms | None = None,
         plan: codecs.CodecPlan | None = None,
         requantize: bool = False,
+        importance: BlockScores | None = None,
     ) -> Baton:
         """Store the source's cache and the baton that lists it.
 
@@ -401,6 +403,7 @@ class Relay:
             parents=source.parents,
             terms=terms or Terms(),
             producer=self.engine.producer,
+            importance=importance,
         )
         payload = manifest.encode_manifest(listing)
         name = baton_id(payload)
@@ -471,22 +474,25 @@ class Relay:
         deadline_s: float,
         minimum: FidelityClass = FidelityClass.APPROXIMATE,
         function: FunctionId | None = None,
+        moves: Sequence[Move] | None = None,
     ) -> Taken:
         """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
 
-        ``function`` is the engine's, where the caller has just asked for it.  Never raises for
-        what is wrong with the baton: the reasons say it, and ``cache`` is None.
+        ``function`` is the engine's, where the caller has just asked for it; ``moves`` are the
+        positions that stay where the window is too small for all of them.  Never raises for what
+        is wrong with the baton: the reasons say it, and ``cache`` is None.
         """
         context = self._context(
             prompt_tokens=prompt_tokens, reusable=reusable, room=room, minimum=minimum,
-            function=function,
+            function=function, sliced=moves is not None,
         )  # fmt: skip
-        route, reasons = gates.decide(baton.manifest, context)
+        asked = gates.GATES if moves is None else gates.SLICE_GATES
+        route, reasons = gates.decide(baton.manifest, context, asked)
         if route is Route.TEXT:
             return Taken(None, 0, route, reasons)
         tokens = min(reusable, baton.manifest.cached_tokens)
         taken = self.attach(
-            baton.manifest.segments, baton.transcript.ids, tokens,
+            baton.manifest.segments, baton.transcript.ids, tokens if moves is None else moves,
             room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=context.function,
         )  # fmt: skip
         if taken.cache is None:
@@ -550,7 +556,7 @@ class Relay:
             if kept.count:
                 moves.append(Move(kept, to))
             to += kept.count
-        refusal = self._slice_refusal(baton, prompt_tokens)
+        refusal = self.slice_refusal(baton, prompt_tokens)
         if refusal or not moves:
             sentence = refusal or "the slice has no keys and values yet"
             code = ReasonCode.SLICE_REFUSED if refusal else ReasonCode.NO_KV
@@ -567,13 +573,13 @@ class Relay:
             behind=at, store_url=baton.ref.store, function=context.function,
         )  # fmt: skip
 
-    def _slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
+    def slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
         """Why keys of this model, or those of this baton, cannot be moved; None if they can."""
         from kvbaton import rope
-        from kvbaton.alignment.slicing import slice_refusal
+        from kvbaton.alignment import slicing
 
         layout, window = self.engine.layout, self.engine.max_tokens
-        refusal = slice_refusal(layout)
+        refusal = slicing.slice_refusal(layout)
         stop = max((ref.span.stop for ref in baton.manifest.segments), default=0)
         known = all(
             rope.table_known(spec, max(stop, prompt_tokens), original=window)

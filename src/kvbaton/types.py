@@ -410,9 +410,18 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockScores:
+    """How much attention blocks of ``block_tokens`` positions got, from position 0 on: 0 to 255,
+    relative to the most important one."""
+
+    block_tokens: int
+    scores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The payload of a baton.  ``created_ms`` is milliseconds since the epoch; ``sequence`` is
-    -1 where no ref was moved."""
+    -1 where no ref was moved; ``importance`` is None where the sender recorded none."""
 
     function: FunctionId
     domain: str
@@ -433,6 +442,7 @@ class Manifest:
     producer: tuple[tuple[str, str], ...]
     ref: str = ""
     sequence: int = -1
+    importance: BlockScores | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
 from kvbaton.types import (
     JSON,
+    BlockScores,
     FidelityClass,
     FunctionId,
     Hops,
@@ -69,6 +70,8 @@ _HOPS_FIELDS = frozenset({"exact", "lossy"})
 _SEGMENT_FIELDS = frozenset({"address", "count", "fidelity", "first", "kind", "size_bytes"})
 _MOVED_FIELDS = _SEGMENT_FIELDS | {"shift"}
 _SPAN_FIELDS = frozenset({"count", "first", "role", "shift"})
+_IMPORTANCE_FIELDS = frozenset({"block_tokens", "scores"})
+MAX_SCORE, MAX_SCORES = 255, 1 << 16
 _TERMS_FIELDS = frozenset({"goal", "instruction", "receiver", "round", "summary"})
 _TRANSCRIPT_FIELDS = frozenset({"address", "size_bytes"})
 _INT_MAX = (1 << 63) - 1
@@ -128,7 +131,7 @@ def _encode(m: Manifest) -> JSON:
         "created_ms": m.created_ms,
         "critical": [],
         "domain": m.domain,
-        "extensions": {},
+        "extensions": _encode_extensions(m),
         "fidelity": m.fidelity.to_json(),
         "format": FORMAT,
         "function": {"digest": m.function.digest, "parts": dict(m.function.parts)},
@@ -146,6 +149,13 @@ def _encode(m: Manifest) -> JSON:
         "token_digest": m.token_digest,
         "transcript": {"address": m.transcript, "size_bytes": m.transcript_bytes},
     }
+
+
+def _encode_extensions(m: Manifest) -> JSON:
+    if m.importance is None:
+        return {}
+    scores = {"block_tokens": m.importance.block_tokens, "scores": list(m.importance.scores)}
+    return {"importance": scores}
 
 
 def _encode_segment(ref: SegmentRef) -> JSON:
@@ -222,6 +232,7 @@ def parse_manifest(payload: bytes) -> Manifest:
         producer=f.read_table(top["producer"], "$.producer"),
         ref=f.read_name(top, "ref", "$", empty=True),
         sequence=f.read_int(top, "sequence", "$", -1, _INT_MAX),
+        importance=_parse_importance(top["extensions"], "$.extensions"),
     )
     _check_tokens(manifest)
     return manifest
@@ -246,6 +257,20 @@ def _check_extensions(critical: Any, extensions: Any) -> None:
             at=f"{at}[0]",
             hint="a newer version of kvbaton may read it",
         )
+
+
+def _parse_importance(extensions: JSON, at: str) -> BlockScores | None:
+    if "importance" not in extensions:
+        return None
+    at = f"{at}.importance"
+    top = f.read_object(extensions["importance"], at, _IMPORTANCE_FIELDS)
+    scores = f.read_list(top["scores"], f"{at}.scores", at_most=MAX_SCORES)
+    return BlockScores(
+        block_tokens=f.read_int(top, "block_tokens", at, 1, MAX_POSITION),
+        scores=tuple(
+            f.read_int(scores, i, f"{at}.scores", 0, MAX_SCORE) for i in range(len(scores))
+        ),
+    )
 
 
 def _parse_function(value: Any, at: str) -> FunctionId:

@@ -96,7 +96,7 @@ def test_defaults_are_greedy_and_continue() -> None:
     """What a file leaves out is greedy decoding of 128 tokens and mode continue, at the end."""
     pipeline = parse_pipeline(one())
     assert pipeline.agents[0] == AgentSpec("a", "", "Do.", 128, (), SamplingSpec())
-    assert pipeline.edges == (Edge("a", "b", Mode.CONTINUE, "", (), HandOffWhen("end")),)
+    assert pipeline.edges == (Edge("a", "b", Mode.CONTINUE, "", (), hand_off_when=HandOffWhen("end")),)
 
 
 def agents(*more: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,10 +185,22 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "did you mean shared-prefix?",
     ),
     (
-        "slices",
-        one(edges=[{"from": "a", "to": "b", "mode": "slice"}]),
-        "$.edges[0].mode",
-        "known: continue, shared-prefix",
+        "spans of a whole conversation",
+        one(edges=[{"from": "a", "to": "b", "spans": "generated"}]),
+        "$.edges[0].spans",
+        'mode = "slice"',
+    ),
+    (
+        "unknown spans",
+        one(edges=[{"from": "a", "to": "b", "mode": "slice", "spans": "answer"}]),
+        "$.edges[0].spans",
+        "known: generated, prompt, turn, all",
+    ),
+    (
+        "two slices of one sender",
+        one(edges=[{"from": "a", "to": "b", "mode": "slice"}] * 2),
+        "$.edges[1].to",
+        "slices of several senders",
     ),
     (
         "a shared prefix without a context",

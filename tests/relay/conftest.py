@@ -74,6 +74,9 @@ def agent_of(engine: Any, domain: TrustDomain, store: Store) -> Callable[..., Ag
             options.pop("store", store),
             options.pop("domain", domain),
             segment_tokens=SEGMENT_TOKENS,
+            plan=options.pop("plan", None),
+            calibrations=options.pop("calibrations", None),
+            max_lossy_hops=options.pop("max_lossy_hops", 3),
             observer=options.pop("observer", None),
         )
         return Agent(name, relay.engine, relay, **options)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: it reads this once
+# Before torch is: threads that spin while they wait slow tiny models down on busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from kvbaton import models, settings
 from kvbaton.errors import ModelUnavailable

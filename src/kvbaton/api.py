@@ -6,23 +6,32 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvbaton import agent, models, settings
 from kvbaton.backing import Source
-from kvbaton.codecs.calibration import EXACT_PROFILE, plan_for, stored_calibrations
+from kvbaton.codecs.calibration import (
+    EXACT_PROFILE,
+    FOLDER,
+    Calibrations,
+    plan_for,
+    stored_calibrations,
+)
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
+from kvbaton.decoding import TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
+from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
+from kvbaton.probes.first_tokens import range_among, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
-from kvbaton.types import Baton, BatonRef, Role, Span, TokenRun
+from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +150,43 @@ def _append(path: Path, line: str) -> None:
 
 def calibrated(function: str) -> frozenset[str]:
     """Digests of the calibration records that are known here for a function's digest."""
-    return stored_calibrations(function, settings.from_environment().data_dir).digests
+    return _calibrations(function).digests
+
+
+def _calibrations(function: str) -> Calibrations:
+    """The records of a function; read again when the folder has changed."""
+    data_dir = settings.from_environment().data_dir
+    folder = data_dir / FOLDER / function
+    stamp = folder.stat().st_mtime_ns if folder.is_dir() else 0
+    return _read_calibrations(function, data_dir, stamp)
+
+
+@lru_cache(maxsize=16)
+def _read_calibrations(function: str, data_dir: Path, stamp: int) -> Calibrations:
+    del stamp  # part of the key only
+    return stored_calibrations(function, data_dir)
+
+
+def watch_for(engine: Engine) -> agent.WatchFor:
+    """Which watch an answer gets: one of the calibrated range of what its cache was encoded with.
+
+    Answers from exact caches are not watched: their bytes are the ones that the sender computed
+    with.  Neither are those of models for which no range was measured.
+    """
+
+    def watch(fidelity: Fidelity) -> TokenWatch | None:
+        if fidelity.kind is FidelityClass.EXACT:
+            return None
+        known = _calibrations(engine.function.digest)
+        record = known.get(fidelity.calibration) if fidelity.calibration else None
+        records = [record] if record is not None else known.records
+        for one in records:
+            limits = range_among(one.ranges)
+            if limits is not None:
+                return watch_of(cast("TransformersEngine", engine), limits)
+        return None
+
+    return watch
 
 
 def plan_of(engine: Engine, profile: str) -> CodecPlan | None:
@@ -160,7 +205,7 @@ def plan_of(engine: Engine, profile: str) -> CodecPlan | None:
         function=function,
         model=engine.name,
         layout=engine.layout,
-        calibrations=stored_calibrations(function, settings.from_environment().data_dir),
+        calibrations=_calibrations(function),
     )
 
 
@@ -393,4 +438,5 @@ class Agent(agent.Agent):
             stream=stream,
             deadline_s=settings.from_environment().deadline_s,
             log=log or receipt_log(),
+            watch_for=watch_for(engine),
         )

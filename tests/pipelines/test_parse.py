@@ -96,7 +96,9 @@ def test_defaults_are_greedy_and_continue() -> None:
     """What a file leaves out is greedy decoding of 128 tokens and mode continue, at the end."""
     pipeline = parse_pipeline(one())
     assert pipeline.agents[0] == AgentSpec("a", "", "Do.", 128, (), SamplingSpec())
-    assert pipeline.edges == (Edge("a", "b", Mode.CONTINUE, "", (), hand_off_when=HandOffWhen("end")),)
+    assert pipeline.edges == (
+        Edge("a", "b", Mode.CONTINUE, "", (), hand_off_when=HandOffWhen("end")),
+    )
 
 
 def agents(*more: dict[str, Any]) -> list[dict[str, Any]]:

@@ -108,7 +108,7 @@ def test_a_prompt_can_be_handed_off_before_anything_is_decoded(agent_of: Any) ->
     ],
 )
 def test_bad_slices_name_their_place(agent_of: Any, spans: Any, at: str, store: Any) -> None:
-    """Ranges that are empty, overlap, lie outside or out of order are refused, nothing is stored."""
+    """Empty, overlapping, outside or out of order: refused, and nothing is stored."""
     sender = agent_of("a", stream=False)
     turn = sender.run(LONG, max_new_tokens=3)
     with pytest.raises(SliceError) as caught:

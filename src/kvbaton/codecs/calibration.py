@@ -179,6 +179,11 @@ class Calibrations:
             self._newest[key] = record
 
     @property
+    def records(self) -> tuple[CalibrationRecord, ...]:
+        """All records, by digest."""
+        return tuple(self._by_digest[digest] for digest in sorted(self._by_digest))
+
+    @property
     def digests(self) -> frozenset[str]:
         """Digests of all records: what a gate needs to know."""
         return frozenset(self._by_digest)

@@ -14,16 +14,29 @@ from tests.pipelines.conftest import DOCUMENT
 import kvbaton
 from kvbaton.pipelines import load_pipeline, parse_pipeline, run_pipeline, with_document
 from kvbaton.stores import MemoryStore, Store
-from kvbaton.types import Route
+from kvbaton.types import Mode, Route
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    """The only code block of a language in the guide."""
-    (text,) = re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+def block(language: str, number: int = 0) -> str:
+    """A code block of a language in the guide."""
+    text: str = re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)[number]
     return text
+
+
+def test_the_guides_join_does_what_the_guide_says(engine: Any, store: Store) -> None:
+    """The writer has both workers' turns behind its own beginning, and computes neither."""
+    pipeline = parse_pipeline(tomllib.loads(block("toml", 1)))
+    result = run_pipeline(pipeline, engine, store, route="baton", compare=True)
+    writer = result.turns[-1]
+    assert (writer.receipt.mode, writer.receipt.route) == (Mode.SLICE, Route.BATON)
+    assert len(writer.receipt.batons) == 2
+    whole = sum(len(turn.ids) for turn in result.turns[1:3])
+    assert writer.receipt.reused_tokens > whole
+    assert writer.receipt.computed_tokens < writer.receipt.context_tokens - whole
+    assert writer.text is not None
 
 
 def test_the_guides_example_does_what_the_guide_says(engine: Any, store: Store) -> None:

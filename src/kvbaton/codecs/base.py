@@ -239,16 +239,24 @@ class CodecChain:
             NaN or infinity, or numbers beyond what a codec can store; ``at`` names layer and
             tensor.
         """
+        if self._fused is not None:
+            data = self._fused.pack(tensor, place)
+            if data is not None:
+                data = self._squeezed(data)
+                return (StoredTensor(place.name, "U8", (len(data),), data),)
         from kvbaton.codecs.dtypes import safetensors_name
 
-        dtype = safetensors_name(tensor.dtype)
-        packed = self._fused.pack(tensor, dtype, place) if self._fused is not None else None
-        if packed is None:
-            packed = self.pack_stepwise(tensor, dtype, place)
+        packed = self.pack_stepwise(tensor, safetensors_name(tensor.dtype), place)
         return tuple(
-            StoredTensor(_joined(place.name, suffix), t.dtype, t.shape, self._squeezed(t.data))
-            for suffix, t in sorted(packed.items())
+            self._stored(_joined(place.name, suffix), part)
+            for suffix, part in sorted(packed.items())
         )
+
+    def _stored(self, name: str, part: StoredTensor) -> StoredTensor:
+        if not self.behind:
+            return StoredTensor(name, part.dtype, part.shape, part.data)
+        data = self._squeezed(part.data)
+        return StoredTensor(name, "U8", (len(data),), data)
 
     @cached_property
     def _fused(self) -> Fused | None:
@@ -304,7 +312,7 @@ class CodecChain:
             wanted = self.storage(dtype, shape, place)
             stored = {name: self._expanded(data, wanted[name]) for name, data in stored.items()}
         if self._fused is not None and (device is None or device.type == "cpu"):
-            tensor = self._fused.unpack(stored, dtype, shape, place, out)
+            tensor = self._fused.unpack(stored[""], dtype, shape, place, out)
             if tensor is not None:
                 return tensor
         return self.unpack_stepwise(stored, dtype, shape, place, out=out, device=device)

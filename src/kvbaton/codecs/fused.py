@@ -14,13 +14,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kvbaton.codecs import planes
-from kvbaton.codecs.grouped import exact_tokens
 from kvbaton.codecs.groups import Grid
 from kvbaton.codecs.hadamard import Hadamard
 from kvbaton.codecs.integer import Int
 from kvbaton.codecs.scales import KINDS, scale_table, scale_thresholds
 from kvbaton.codecs.unrotate import Unrotate, turns
-from kvbaton.types import Place, RopeSpec, StoredTensor
+from kvbaton.types import Place, RopeSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,12 +31,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("F32", "BF16", "F16")
 _REMEMBERED = 128
-_NORM = 512
-_TURNS = 520
-"""Places in a kernel's table: the Hadamard transform's norm, and where cosines begin."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Job:
     """A kernel's integers for one dtype and shape, and the memory that it needs."""
 
@@ -47,41 +43,38 @@ class _Job:
     floats: int
     keys: int
     codes: int
+    table: _Floats | None
 
 
 class Fused:
-    """A chain of the known pattern."""
+    """A chain of the known pattern.
+
+    A segment of a small model is encoded in some microseconds, so what can be looked up is.
+    """
 
     def __init__(self, turn: Unrotate | None, rotation: Hadamard | None, packer: Int) -> None:
         self._turn, self._rotation, self._packer = turn, rotation, packer
         self._jobs: dict[tuple[Any, ...], _Job] = {}
 
-    def pack(
-        self, tensor: torch.Tensor, dtype: str, place: Place
-    ) -> Mapping[str, StoredTensor] | None:
+    def pack(self, tensor: torch.Tensor, place: Place) -> memoryview | None:
         """Stored bytes of a tensor on the host, or None."""
         import numpy as np
 
-        encode = _kernels("encode").get(dtype)
-        if encode is None or tensor.is_cuda or tensor.device.type != "cpu":
+        encode = _encoders().get(tensor.dtype)
+        if encode is None or not tensor.is_cpu:
             return None
-        shape = tuple(tensor.shape)
-        job = self._job(dtype, shape, place)
+        job = self._job(tensor.dtype, tensor.shape, place)
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
-        memory = _memory(job)
-        out = np.empty(-(-job.size // 8) * 8, np.uint8)
-        failed = encode(
-            tensor.data_ptr(), out, job.integers, self._table(place, job.exact, shape), *memory
-        )
-        if failed:
-            return None
-        return {"": StoredTensor("", "U8", (job.size,), memoryview(out.data)[: job.size])}
+        out = np.empty((job.size + 7) & ~7, np.uint8)
+        table = job.table if job.table is not None else self._turns(place, job, tensor.shape)
+        failed = encode(tensor.data_ptr(), out, job.integers, table, *_memory(job))
+        return None if failed else out.data[: job.size]
 
     def unpack(
         self,
-        stored: Mapping[str, memoryview],
-        dtype: str,
+        data: memoryview,
+        name: str,
         shape: Shape,
         place: Place,
         out: torch.Tensor | None,
@@ -90,42 +83,41 @@ class Fused:
         import numpy as np
         import torch
 
-        from kvbaton.codecs.dtypes import TORCH_DTYPES
-
-        decode, data = _kernels("decode").get(dtype), stored[""]
-        if decode is None or data.readonly:
+        dtype, decode = _decoders().get(name, (None, None))
+        if dtype is None or decode is None or data.readonly:
             return None
         job = self._job(dtype, shape, place)
         if len(data) != job.size:
             return None
         if out is None:
-            out = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+            out = torch.empty(shape, dtype=dtype)
+        table = job.table if job.table is not None else self._turns(place, job, shape)
         floats, _, codes = _memory(job)
-        failed = decode(
-            np.frombuffer(data, np.uint8), out.data_ptr(), job.integers,
-            self._table(place, job.exact, shape), floats, codes,
-        )  # fmt: skip
+        read = np.frombuffer(data, np.uint8)
+        failed = decode(read, out.data_ptr(), job.integers, table, floats, codes)
         return None if failed else out
 
-    def _job(self, dtype: str, shape: Shape, place: Place) -> _Job:
-        exact = exact_tokens(self._packer.first, shape[1], place)
-        rope = self._rope(place)
-        key = (dtype, shape, exact, rope and (rope.table, rope.pairing))
+    def _job(self, dtype: torch.dtype, shape: Shape, place: Place) -> _Job:
+        first = self._packer.first - place.first
+        exact = 0 if first <= 0 else min(first, shape[1])
+        rope = place.rope if self._turn is not None else None
+        key = (dtype, shape, exact, rope and rope.table)
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = self._described(dtype, shape, place, exact)
+            job = self._jobs[key] = self._described(dtype, tuple(shape), place, exact)
         return job
 
     def _rope(self, place: Place) -> RopeSpec | None:
         return place.rope if self._turn is not None else None
 
-    def _described(self, dtype: str, shape: Shape, place: Place, exact: int) -> _Job:
+    def _described(self, dtype: torch.dtype, shape: Shape, place: Place, exact: int) -> _Job:
         import numpy as np
 
+        from kvbaton.codecs.dtypes import SAFETENSORS_NAMES
         from kvbaton.codecs.kernels import job as at
 
         packer, grid = self._packer, self._packer.grid(shape, place)
-        parts = packer.sections(dtype, shape, place)
+        parts = packer.sections(SAFETENSORS_NAMES[dtype], shape, place)
         rope = self._rope(place)
         integers = np.zeros(at.SIZE, np.int64)
         integers[[at.HEADS, at.TOKENS, at.DIM]] = shape
@@ -141,17 +133,18 @@ class Fused:
         per_head = grid.count // shape[0]
         integers[at.COUNT_PER_HEAD] = per_head
         integers[at.PACKED_PER_HEAD] = _packed(grid, packer.bits)
-        integers[at.TABLE] = _TURNS
+        integers[at.TABLE] = at.TURNS
         body = (shape[1] - exact) * shape[2]
         tile = min(grid.tile * shape[2], max(1, body))
         floats = body + 2 * per_head + 16 * shape[2] + tile
-        return _Job(integers, parts.stop, exact, floats, 2 * shape[2], tile)
+        table = _table(None, 0, 0, self._block(shape)) if rope is None else None
+        return _Job(integers, parts.stop, exact, floats, 2 * shape[2], tile, table)
 
     def _block(self, shape: Shape) -> int:
         return self._rotation.size(shape[2]) if self._rotation is not None else 1
 
-    def _table(self, place: Place, exact: int, shape: Shape) -> _Floats:
-        rope = self._rope(place)
+    def _turns(self, place: Place, job: _Job, shape: Shape) -> _Floats:
+        rope, exact = self._rope(place), job.exact
         return _table(rope, place.first + exact, shape[1] - exact, self._block(shape))
 
 
@@ -165,7 +158,7 @@ def fused(chain: CodecChain) -> Fused | None:
     if type(packer) is not Int or packer.clip or packer.axis == "tensor":
         return None
     kinds = [type(codec) for codec in chain.before]
-    if kinds not in ([], [Unrotate], [Hadamard], [Unrotate, Hadamard]) or not _kernels("encode"):
+    if kinds not in ([], [Unrotate], [Hadamard], [Unrotate, Hadamard]) or not _encoders():
         return None
     turn = next((c for c in chain.before if isinstance(c, Unrotate)), None)
     rotation = next((c for c in chain.before if isinstance(c, Hadamard)), None)
@@ -173,15 +166,33 @@ def fused(chain: CodecChain) -> Fused | None:
 
 
 @cache
-def _kernels(way: str) -> Mapping[str, Callable[..., int]]:
-    """Entry points by dtype; none where numba does not run."""
+def _encoders() -> Mapping[torch.dtype, Callable[..., int]]:
+    """Kernels by dtype; none where numba does not run."""
+    import torch
+
     try:
-        from kvbaton.codecs.kernels import decode, encode
+        from kvbaton.codecs.kernels import encode
     except ImportError:
         return {}
-    if way == "encode":
-        return {"F32": encode.encode_f32, "BF16": encode.encode_bf16, "F16": encode.encode_f16}
-    return {"F32": decode.decode_f32, "BF16": decode.decode_bf16, "F16": decode.decode_f16}
+    return {
+        torch.float32: encode.encode_f32,
+        torch.bfloat16: encode.encode_bf16,
+        torch.float16: encode.encode_f16,
+    }
+
+
+@cache
+def _decoders() -> Mapping[str, tuple[torch.dtype, Callable[..., int]]]:
+    """Dtypes and kernels by safetensors name."""
+    import torch
+
+    from kvbaton.codecs.kernels import decode
+
+    return {
+        "F32": (torch.float32, decode.decode_f32),
+        "BF16": (torch.bfloat16, decode.decode_bf16),
+        "F16": (torch.float16, decode.decode_f16),
+    }
 
 
 def warm(chains: Iterable[CodecChain], dtype: str) -> None:
@@ -227,31 +238,39 @@ def _table(rope: RopeSpec | None, first: int, count: int, block: int) -> _Floats
 def _new_table(rope: RopeSpec | None, first: int, count: int, block: int) -> _Floats:
     import numpy as np
 
+    from kvbaton.codecs.kernels import job as at
+
     half = rope.rotary_dim // 2 if rope is not None else 0
-    table = np.zeros(_TURNS + 2 * count * half, np.float32)
-    table[:256], table[256:_NORM] = scale_table().numpy(), scale_thresholds().numpy()
-    table[_NORM] = block**-0.5
+    table = np.zeros(at.TURNS + 2 * count * half, np.float32)
+    table[: at.THRESHOLDS] = scale_table().numpy()
+    table[at.THRESHOLDS : at.BEYOND] = scale_thresholds().numpy()
+    table[at.BEYOND] = 2.0
+    table[at.NORM] = block**-0.5
     if rope is not None:
         cosines, sines = turns(rope, first, count)
-        table[_TURNS:] = np.concatenate([cosines.numpy().ravel(), sines.numpy().ravel()])
+        table[at.TURNS :] = np.concatenate([cosines.numpy().ravel(), sines.numpy().ravel()])
     return table
 
 
 def _memory(job: _Job) -> tuple[Any, Any, Any]:
     """Floats, keys and codes to work in, of the running thread."""
+    by_job: dict[_Job, tuple[Any, Any, Any]] | None = getattr(_scratch, "by_job", None)
+    if by_job is None:
+        by_job = _scratch.by_job = {}
+    held = by_job.get(job)
+    if held is None:
+        held = by_job[job] = _shared(job, list(by_job.values()))
+    return held
+
+
+def _shared(job: _Job, others: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    """Memory that another job has already, where it is large enough."""
     import numpy as np
 
-    held = getattr(_scratch, "memory", None)
-    if (
-        held is None
-        or len(held[0]) < job.floats
-        or len(held[1]) < job.keys
-        or (len(held[2]) < job.codes)
-    ):
-        sizes = (job.floats, job.keys, job.codes)
-        old = (0, 0, 0) if held is None else tuple(map(len, held))
-        kinds = (np.float32, np.int32, np.uint8)
-        held = _scratch.memory = tuple(
-            np.empty(max(a, b), kind) for a, b, kind in zip(sizes, old, kinds, strict=True)
-        )
-    return held
+    sizes = (job.floats, job.keys, job.codes)
+    for held in others:
+        if all(len(part) >= size for part, size in zip(held, sizes, strict=True)):
+            return held
+    kinds = (np.float32, np.int32, np.uint8)
+    floats, keys, codes = (np.empty(n, kind) for n, kind in zip(sizes, kinds, strict=True))
+    return floats, keys, codes

@@ -19,6 +19,7 @@ from kvbaton.codecs.kernels.job import (
     GROUP,
     HEADS,
     KIND,
+    NORM,
     PACKED_PER_HEAD,
     PAIRING,
     PARAMETERS,
@@ -125,7 +126,7 @@ def _head(
         if transformed:
             _numbers(source, base, at, held, job, low, high, spread, rows, U(0))
             if block > U(1):
-                hadamard(rows, held, block, table[U(512)])
+                hadamard(rows, held, block, table[NORM])
             if rotary:
                 _turn(rows, held, dim, at, left, rotary, job, table)
             narrow(rows, out, start + at * dim, held)
@@ -163,6 +164,6 @@ def _numbers(
     for r in range(U(8)):
         for j in range(dim):
             lows[r * dim + j], highs[r * dim + j] = low[group + j], high[group + j]
-    for here in range(U(0), held, run):
-        for j in range(min(run, held - here)):
-            save(out, start + here + j, F32(codes[base + here + j]) * highs[j] + lows[j])
+    for row in range(U(0), held, run):
+        for j in range(min(run, held - row)):
+            save(out, start + row + j, F32(codes[base + row + j]) * highs[j] + lows[j])

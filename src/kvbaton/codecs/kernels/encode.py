@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvbaton.codecs.kernels import parameters
-from kvbaton.codecs.kernels.compiling import bits_of, carray, inlined, kernel, pointer
+from kvbaton.codecs.kernels.compiling import carray, inlined, kernel, pointer
 from kvbaton.codecs.kernels.job import (
     AXIS,
     BITS,
@@ -23,11 +23,11 @@ from kvbaton.codecs.kernels.job import (
     GROUP,
     HEADS,
     KIND,
+    NORM,
     PACKED_PER_HEAD,
     PAIRING,
     PARAMETERS,
     ROTARY,
-    SIZE,
     SYMMETRIC,
     TABLE,
     TILE,
@@ -125,7 +125,7 @@ def _transform(
             rows, left, dim, table[cosines:], table[cosines + angles :], rotary, job[PAIRING], -ONE
         )
     if block > U(1):
-        hadamard(rows, left * dim, block, table[U(512)])
+        hadamard(rows, left * dim, block, table[NORM])
 
 
 @inlined
@@ -260,6 +260,3 @@ def _codes_of_channels(
             at_byte += held
         else:
             at_byte = pack_codes(codes, held, bits, out, at_byte)
-
-
-__all__ = ["SIZE", "bits_of", "encode_bf16", "encode_f16", "encode_f32"]

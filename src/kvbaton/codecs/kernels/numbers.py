@@ -74,13 +74,15 @@ def to_half(number: Any) -> Any:
 
 @inlined
 def floor_half(number: Any) -> Any:
-    """Bits of the largest float16 that is not above a float32."""
-    half = np.uint16(to_half(number))
-    if from_half(half) > number:
-        if half == np.uint16(0):
-            return np.uint16(0x8001)
-        return np.uint16(half + np.uint16(1)) if half >> 15 else np.uint16(half - np.uint16(1))
-    return half
+    """Bits of the largest float16 that is not above a float32.
+
+    Without branches: which way they go is as good as random, and guessing wrong costs more.
+    """
+    half = U32(np.uint16(to_half(number)))
+    above = U32(from_half(half) > number)
+    negative, zero = half >> U32(15), U32(half == U32(0))
+    step = U32(0xFFFF) + negative * U32(2) + zero * U32(0x8002)  # -1, 1, or to -2**-24
+    return np.uint16((half + above * step) & U32(0xFFFF))
 
 
 @inlined

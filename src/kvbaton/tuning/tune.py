@@ -20,6 +20,7 @@ from kvbaton.codecs import CodecPlan
 from kvbaton.codecs.calibration import CalibrationRecord
 from kvbaton.codecs.plan import check_plan
 from kvbaton.codecs.profiles import (
+    PROFILES,
     RECOMMENDED,
     SINKS,
     bands,
@@ -44,6 +45,7 @@ from kvbaton.types import KVLayout, TokenRun
 TUNED = "tuned"
 """Profile of a plan that was searched under a bound of the user's own."""
 _ROUNDS = 5
+_CLEARLY = 1.25
 _NEAR = 0.9
 """A plan whose loss is that share of the bound is good enough."""
 
@@ -334,7 +336,7 @@ def measured_records(
     )
     best: dict[str, tuple[Measured, bool]] = {}
     for (name, _, searched), one in zip(wanted, measured, strict=True):
-        if name not in best or _better(name, one, best[name][0]):
+        if name not in best or _worth(name, one, searched) > _worth(name, *best[name]):
             best[name] = one, searched
     return tuple(
         record_of(
@@ -351,11 +353,15 @@ def measured_records(
     )
 
 
-def _better(name: str, one: Measured, other: Measured) -> bool:
-    """Whether a plan keeps the profile's bits where the other does not, or loses less."""
-    limit = profile(name).max_bits or float("inf")
-    fits, other_fits = one.bits_per_element <= limit, other.bits_per_element <= limit
-    return (fits, -one.losses.kl) > (other_fits, -other.losses.kl)
+def _worth(name: str, measured: Measured, searched: bool) -> tuple[bool, float]:  # noqa: FBT001
+    """Plans that keep the profile's bits first, then those that lose less.
+
+    Where a model's own noise hides small losses two plans seem alike: the searched one lost less
+    where there was none, so the other has to be clearly better.
+    """
+    limit = PROFILES[name].max_bits if name in PROFILES else None
+    fits = limit is None or measured.bits_per_element <= limit
+    return fits, -measured.losses.kl * (1.0 if searched else _CLEARLY)
 
 
 def make_search(

@@ -34,7 +34,6 @@ def one_thread() -> Iterator[None]:
         ("last", (13, 14, 15, 22, 23)),
         ("every", (10, 12, 14, 20, 22)),
         ("importance", (10, 11, 13, 20, 23)),
-        ("leverage", (10, 11, 13, 20, 23)),
         ("deviation", (10, 11, 12, 13, 22)),
         ("first+importance", (10, 11, 13, 20, 23)),
         ("first+deviation", (10, 11, 12, 20, 22)),
@@ -46,19 +45,10 @@ def test_half_of_two_slices_by_hand(chooser: str, rows: tuple[int, ...]) -> None
     assert chosen_rows(TWO, Repair(0.5, chooser), SCORES) == rows
 
 
-def test_leverage_by_hand() -> None:
-    """Importance counts less, the farther a row is from the beginning of its slice."""
-    runs, importance = (TokenRun(0, 5), TokenRun(5, 5)), (3, 0, 0, 5, 0, 2, 0, 0, 0, 4)
-    scores = Scores(importance=importance)  # 3, 5 / 2, 2, 4 / sqrt(5) = 1.79
-    assert chosen_rows(runs, Repair(0.1, "leverage"), scores) == (0,)
-    assert chosen_rows(runs, Repair(0.3, "leverage"), scores) == (0, 3, 5)
-    assert chosen_rows(runs, Repair(0.4, "leverage"), scores) == (0, 3, 5, 9)
-
-
 def test_every_chooser_is_tried_above() -> None:
     """The choosers are exactly these."""
     assert list(CHOOSERS) == [
-        "first", "last", "every", "importance", "leverage", "deviation",
+        "first", "last", "every", "importance", "deviation",
         "first+importance", "first+deviation", "first+last",
     ]  # fmt: skip
 

@@ -76,7 +76,7 @@ class Repair:
     @property
     def needs_importance(self) -> bool:
         """Whether the chooser goes by attention."""
-        return "importance" in self.chooser or self.chooser == "leverage"
+        return "importance" in self.chooser
 
     @property
     def needs_deviation(self) -> bool:
@@ -143,18 +143,6 @@ def important_rows(runs: Sequence[TokenRun], count: int, scores: Scores) -> set[
     return _best(runs, count, scores.importance)
 
 
-def leverage_rows(runs: Sequence[TokenRun], count: int, scores: Scores) -> set[int]:
-    """The rows that later tokens look at and that have probably moved.
-
-    How far a row moves falls with its distance to the beginning of its slice: measured on two
-    models, its square falls about like one over the distance.  So importance is divided by the
-    root of the distance, which costs nothing, where deviation would have to be computed.
-    """
-    places = (offset for run in runs for offset in range(run.count))
-    weighed = zip(scores.importance, places, strict=True)
-    return _best(runs, count, [share / math.sqrt(1 + offset) for share, offset in weighed])
-
-
 def deviating_rows(runs: Sequence[TokenRun], count: int, scores: Scores) -> set[int]:
     """The rows that move farthest at the check layer (CacheBlend)."""
     return _best(runs, count, scores.deviation)
@@ -181,7 +169,6 @@ CHOOSERS: Mapping[str, Chooser] = {
     "last": last_rows,
     "every": every_row,
     "importance": important_rows,
-    "leverage": leverage_rows,
     "deviation": deviating_rows,
     "first+importance": _half(first_rows, important_rows),
     "first+deviation": _half(first_rows, deviating_rows),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kvbaton.tuning.corpus import Corpus, built_in_corpus, own_corpus, read_texts
 from kvbaton.tuning.measure import Floors, Measured, measure_plans, measured_record, record_of
+from kvbaton.tuning.plan_search import Search
 from kvbaton.tuning.search import Choice, within_cost, within_loss
 from kvbaton.tuning.sensitivity import Sensitivities, measure_sensitivities
 from kvbaton.tuning.tune import (
     TUNED,
     Bounds,
-    Search,
     Tuning,
     make_search,
     measured_records,

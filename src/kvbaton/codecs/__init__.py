@@ -18,6 +18,7 @@ from kvbaton.codecs.base import (
     require_int,
 )
 from kvbaton.codecs.fp8 import Fp8
+from kvbaton.codecs.fused import warm
 from kvbaton.codecs.hadamard import Hadamard
 from kvbaton.codecs.integer import Int
 from kvbaton.codecs.nf4 import Nf4
@@ -57,4 +58,5 @@ __all__ = [
     "require_int",
     "storage",
     "uniform",
+    "warm",
 ]

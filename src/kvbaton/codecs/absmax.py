@@ -42,7 +42,7 @@ class AbsMax(Grouped):
         from kvbaton.codecs.conversion import refuse_input
 
         largest = grid.reduced(body.abs(), torch.amax)
-        data, scales = stored.store_scales(largest / self.top, self.scales)
+        data, scales = stored.store_scales(stored.over(largest, self.top), self.scales)
         if not bool(torch.isfinite(scales).all()):
             raise refuse_input(f"numbers beyond what {self.scales} scales can hold", place)
         inverse = torch.where(scales > 0, 1.0 / scales, 0.0)

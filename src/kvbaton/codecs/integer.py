@@ -95,7 +95,7 @@ class Int(Grouped):
     def _store(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, stored.Ranges]:
         if not self.symmetric:
             return stored.store(low, high, self.levels, self.scales, self.axis)
-        data, scales = stored.store_scales(2.0 * high / self.levels, self.scales)
+        data, scales = stored.store_scales(stored.over(2.0 * high, self.levels), self.scales)
         return data, stored.Ranges(-(scales * self._half), scales)
 
     @property

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvbaton.testing.codecs import CodecTests
     from kvbaton.testing.engines import EngineTests
     from kvbaton.testing.faults import (
         Corrupt,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvbaton.testing.stores import StoreTests
 
 __all__ = [
+    "CodecTests",
     "Corrupt",
     "Do",
     "EngineTests",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CodecTests": "codecs",
     "Corrupt": "faults",
     "Do": "faults",
     "EngineTests": "engines",

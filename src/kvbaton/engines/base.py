@@ -156,11 +156,67 @@ class Engine(ABC):
         move at a layer, were all of them computed anew."""
 
     @abstractmethod
-    def attention_importance(
-        self, cache: Any, ids: Sequence[int], *, queries: int
-    ) -> torch.Tensor:
+    def attention_importance(self, cache: Any, ids: Sequence[int], *, queries: int) -> torch.Tensor:
         """Shares ``[layers, n]`` of the attention that the last ``queries`` positions pay to each
         position."""
+
+    @property
+    @abstractmethod
+    def frequencies(self) -> tuple[torch.Tensor, ...]:
+        """Inverse frequencies ``[rotary_dim / 2]`` float32 by index of the RoPE, as in memory.
+
+        Those of sequences up to the original length, where the RoPE depends on it.
+        """
+
+    @abstractmethod
+    def recompute(
+        self, cache: Any, ids: Sequence[int], rows: Sequence[int], *, layers: int | None = None
+    ) -> int:
+        """Compute K and V of chosen positions anew, in place, against all that is before them.
+
+        Parameters
+        ----------
+        ids
+            Ids of all positions of the cache.
+        rows
+            Positions, ascending.
+        layers
+            Only the first so many layers; by default all.
+
+        Returns
+        -------
+        int
+            Rows times layers.  After a failure the cache is as it was.
+
+        Raises
+        ------
+        EmptyInput
+            There are no rows.
+        InputError
+            Rows, ids or layers do not fit the cache.
+        UnsupportedLayout
+            The model has window layers, its attention takes no mask, or its RoPE has changed
+            with the length.
+        """
+
+    @abstractmethod
+    def deviation(
+        self, cache: Any, ids: Sequence[int], first: int, stop: int, *, check_layer: int
+    ) -> torch.Tensor:
+        """Squared distances ``[2, n]`` that K and V of positions move at a layer when computed
+        anew.
+
+        The layers up to ``check_layer`` stay computed anew.  Raises as ``recompute`` does.
+        """
+
+    @abstractmethod
+    def attention_importance(
+        self, cache: Any, ids: Sequence[int], *, queries: int = 32
+    ) -> torch.Tensor:
+        """Share ``[layers, n]`` of the last ``queries`` tokens' attention, which adds up to 1.
+
+        The cache is only read.  Raises as ``recompute`` does.
+        """
 
     @abstractmethod
     def free_memory_bytes(self) -> int:

@@ -122,44 +122,6 @@ class Engine(ABC):
             A layer of it has a window.
         """
 
-    @abstractmethod
-    def recompute(
-        self, cache: Any, ids: Sequence[int], rows: Sequence[int], *, layers: int | None = None
-    ) -> int:
-        """Compute K and V of chosen positions anew, in place, against all that is before them.
-
-        Parameters
-        ----------
-        ids
-            Those of all positions of the cache.
-        rows
-            Positions, ascending.
-        layers
-            Only the first so many layers; all by default.
-
-        Returns
-        -------
-        int
-            Positions times layers that were computed.
-
-        Raises
-        ------
-        EmptyInput, InputError
-            No positions, others than the cache has, or a layer that has a window.
-        """
-
-    @abstractmethod
-    def deviation(
-        self, cache: Any, ids: Sequence[int], first: int, stop: int, *, check_layer: int
-    ) -> torch.Tensor:
-        """Squared distances ``[2, n]`` by which K and V of positions ``first`` to ``stop - 1`` would
-        move at a layer, were all of them computed anew."""
-
-    @abstractmethod
-    def attention_importance(self, cache: Any, ids: Sequence[int], *, queries: int) -> torch.Tensor:
-        """Shares ``[layers, n]`` of the attention that the last ``queries`` positions pay to each
-        position."""
-
     @property
     @abstractmethod
     def frequencies(self) -> tuple[torch.Tensor, ...]:

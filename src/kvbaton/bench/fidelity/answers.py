@@ -1,0 +1,114 @@
+"""Many questions behind one cache at once.
+
+Every question sees the cache and itself, none sees another one: they stand side by side at the
+same positions, kept apart by the mask.  In exact arithmetic the answers are those of asking one
+by one; the cache is read once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvbaton.errors import EmptyInput, WindowExceeded
+
+
+@torch.inference_mode()
+def greedy_answers(
+    engine: Any, cache: Any, questions: Sequence[Sequence[int]], *, new_tokens: int
+) -> list[tuple[int, ...]]:
+    """The most likely next tokens behind each question; the cache is left as it was.
+
+    Parameters
+    ----------
+    cache
+        What all questions have before them.
+    questions
+        Ids of each, fed behind the cache.
+    new_tokens
+        At most so many are decoded; a token that ends a turn ends an answer, and is left out.
+
+    Raises
+    ------
+    EmptyInput
+        A question has no ids.
+    WindowExceeded
+        The longest one and its answer do not fit the model's window.
+    """
+    if not questions or not all(questions):
+        raise EmptyInput("there is no question to feed")
+    start = cache.length
+    if start + max(map(len, questions)) + new_tokens > engine.max_tokens:
+        raise WindowExceeded(f"{start} tokens and a question do not fit the model's window")
+    asked = _SideBySide(engine, cache, start)
+    try:
+        logits = asked.feed(questions)
+        found: list[list[int]] = [[] for _ in questions]
+        open_ones = set(range(len(questions)))
+        for step in range(new_tokens):
+            chosen = [int(token) for token in logits.argmax(-1)]
+            for number in sorted(open_ones):
+                if chosen[number] in engine.chat.stop_ids:
+                    open_ones.discard(number)
+                else:
+                    found[number].append(chosen[number])
+            if not open_ones or step == new_tokens - 1:
+                break
+            logits = asked.feed([[token] for token in chosen])
+    finally:
+        cache.take_back(start)
+    return [tuple(ids) for ids in found]
+
+
+class _SideBySide:
+    """Feeds ids of several questions in one pass; knows whose each position of the cache is."""
+
+    def __init__(self, engine: Any, cache: Any, start: int) -> None:
+        self._engine, self._cache = engine, cache
+        self._owner = torch.full((start,), -1, device=engine.device)
+        self._position = torch.arange(start, device=engine.device)
+        self._lengths: list[int] = []
+        self._start = start
+
+    def feed(self, several: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits ``[questions, vocab]`` float32 behind the last id of each."""
+        if not self._lengths:
+            self._lengths = [self._start] * len(several)
+        ids: list[int] = []
+        owners: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        for number, new in enumerate(several):
+            ids.extend(new)
+            owners.extend([number] * len(new))
+            first = self._lengths[number]
+            positions.extend(range(first, first + len(new)))
+            self._lengths[number] += len(new)
+            last.append(len(ids) - 1)
+        return self._run(ids, self._tensor(owners), self._tensor(positions), self._tensor(last))
+
+    def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(numbers), device=self._engine.device)
+
+    def _run(
+        self, ids: Sequence[int], owner: torch.Tensor, position: torch.Tensor, last: torch.Tensor
+    ) -> torch.Tensor:
+        engine = self._engine
+        self._owner = torch.cat((self._owner, owner))
+        self._position = torch.cat((self._position, position))
+        mine = (self._owner == -1) | (self._owner == owner[:, None])
+        seen = mine & (self._position <= position[:, None])
+        mask = torch.zeros(seen.shape, dtype=engine.dtype, device=engine.device)
+        mask = mask.masked_fill_(~seen, torch.finfo(engine.dtype).min)
+        output = engine.model(
+            input_ids=self._tensor(ids)[None],
+            position_ids=position[None],
+            attention_mask=mask[None, None],
+            use_cache=True,
+            logits_to_keep=last,
+            **{engine.cache_argument: self._cache},
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits

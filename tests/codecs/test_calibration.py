@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,21 @@ def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path: Path):
     (tmp_path / "calibration").write_text("a file in the way")
     with pytest.raises(InputError, match="cannot be kept"):
         store_calibration(record(), tmp_path)
+
+
+@pytest.mark.parametrize("function", ["", "..", "../noise", "F" * 64])
+def test_a_function_is_a_digest(tmp_path: Path, function: str):
+    """It names a folder, so nothing else is taken."""
+    with pytest.raises(FormatError):
+        stored_calibrations(function, tmp_path)
+
+
+def test_shipped_records_are_whole():
+    """Every record that ships is read, lies in its function's folder, and has a plan that fits."""
+    folders = list(files("kvbaton").joinpath("data", "calibration").iterdir())
+    assert folders
+    for folder in folders:
+        known = stored_calibrations(folder.name)
+        names = {entry.name for entry in folder.iterdir()}
+        assert {f"{known.get(d).profile}-{d}.json" for d in known.digests} == names
+        assert set(known.profiles(folder.name)) >= {"near-lossless", "layered", "compact", "tiny"}

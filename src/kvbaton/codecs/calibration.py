@@ -25,6 +25,7 @@ from kvbaton.errors import Fault, FormatError, InputError, NotCalibrated
 from kvbaton.types import JSON, KVLayout
 from kvbaton.wire.canonical import dumps, hex_float
 from kvbaton.wire.digests import range_digest
+from kvbaton.wire.fields import check_hex64
 
 FORMAT = "kvbaton calibration 1"
 FOLDER = "calibration"
@@ -284,8 +285,10 @@ def stored_calibrations(function: str, data_dir: Path | None = None) -> Calibrat
     Raises
     ------
     FormatError
-        A file in such a folder is no record of this function; ``at`` names it.
+        A file in such a folder is no record of this function; ``at`` names it.  Or ``function``
+        is no digest.
     """
+    check_hex64(function, "$.function")
     places = [files("kvbaton").joinpath("data", FOLDER, function)]
     if data_dir is not None:
         places.append(data_dir / FOLDER / function)

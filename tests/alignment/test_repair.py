@@ -45,6 +45,15 @@ def test_half_of_two_slices_by_hand(chooser: str, rows: tuple[int, ...]) -> None
     assert chosen_rows(TWO, Repair(0.5, chooser), SCORES) == rows
 
 
+def test_the_default_depends_on_how_many() -> None:
+    """Few rows are the first ones; where there are more, half of them go by importance."""
+    assert (Repair().choice, Repair().fraction) == ("first", 0.05)
+    assert [Repair(f).choice for f in (0.09, 0.1)] == ["first", "first+importance"]
+    assert Repair(0.3, "deviation").choice == "deviation"
+    chosen = [chosen_rows(TWO, Repair(0.5, c), SCORES) for c in ("auto", "first+importance")]
+    assert chosen[0] == chosen[1]
+
+
 def test_every_chooser_is_tried_above() -> None:
     """The choosers are exactly these."""
     assert list(CHOOSERS) == [

@@ -15,10 +15,13 @@ from typing import Any, Protocol
 from kvbaton.errors import InputError, SliceError
 from kvbaton.types import KVLayout, TokenRun
 
-DEFAULT_CHOOSER = "first"
+DEFAULT_CHOOSER = "auto"
+"""The first rows where few are chosen, from ``_ENOUGH`` on half of them by importance."""
 DEFAULT_FRACTION = 0.05
 QUERIES = 32
 """Last tokens of the cache whose attention tells which rows matter."""
+_ENOUGH = 0.1
+"""Share of rows from which on it is worth asking for their importance, which has its price."""
 CHECK_LAYER = 1
 """Layer at which deviation is measured, unless another is asked for."""
 
@@ -46,7 +49,7 @@ class Repair:
     fraction
         Share of the slices' rows that are computed anew, 0 to 1.
     chooser
-        One of ``CHOOSERS``.
+        One of ``CHOOSERS``, or ``auto``.
     queries, check_layer
         For choosers that go by importance, and by deviation.
 
@@ -62,9 +65,10 @@ class Repair:
     check_layer: int = CHECK_LAYER
 
     def __post_init__(self) -> None:
-        if self.chooser not in CHOOSERS:
+        known = (DEFAULT_CHOOSER, *CHOOSERS)
+        if self.chooser not in known:
             raise InputError(
-                f"there is no chooser {self.chooser!r}", at="$.chooser", hint=", ".join(CHOOSERS)
+                f"there is no chooser {self.chooser!r}", at="$.chooser", hint=", ".join(known)
             )
         if not 0 <= self.fraction <= 1:
             raise InputError(
@@ -74,14 +78,21 @@ class Repair:
             raise InputError("queries and the check layer are at least 1", at="$.queries")
 
     @property
+    def choice(self) -> str:
+        """The name of the chooser in ``CHOOSERS`` that is used."""
+        if self.chooser != DEFAULT_CHOOSER:
+            return self.chooser
+        return "first" if self.fraction < _ENOUGH else "first+importance"
+
+    @property
     def needs_importance(self) -> bool:
         """Whether the chooser goes by attention."""
-        return "importance" in self.chooser
+        return "importance" in self.choice
 
     @property
     def needs_deviation(self) -> bool:
         """Whether the chooser goes by deviation at the check layer."""
-        return "deviation" in self.chooser
+        return "deviation" in self.choice
 
 
 def chosen_rows(
@@ -110,7 +121,7 @@ def chosen_rows(
                 f"{given} scores of {name} for {total} positions", at=f"$.scores.{name}"
             )
     count = math.ceil(repair.fraction * total)
-    return tuple(sorted(CHOOSERS[repair.chooser](runs, count, scores))) if count else ()
+    return tuple(sorted(CHOOSERS[repair.choice](runs, count, scores))) if count else ()
 
 
 # -- choosers ---------------------------------------------------------------------------------

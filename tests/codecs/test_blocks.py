@@ -4,12 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codecs.bounds import int_bound
 
 from kvbaton.codecs.base import CodecChain
 from kvbaton.codecs.blocks import IntBlocks
 from kvbaton.codecs.integer import Int
 from kvbaton.codecs.profiles import bands, bits_plan, key_chain
 from kvbaton.errors import InputError
+from kvbaton.testing import CodecTests
 from kvbaton.types import KVLayout, LayerKind, LayerLayout, Place, RopeSpec
 
 
@@ -23,6 +25,24 @@ def through(codec: IntBlocks | Int, tensor: torch.Tensor, where: Place) -> torch
     chain = CodecChain((codec,))
     stored = {"": memoryview(bytearray(chain.encode(tensor, where)[0].data))}
     return chain.decode(stored, "F32", tuple(tensor.shape), where)
+
+
+class TestConformance(CodecTests):
+    """The public suite, with blocks of unlike bits."""
+
+    shapes = ((2, 150, 16), (1, 1, 8), (1, 5, 64))
+    max_examples = 8
+    codec = IntBlocks(bits="2482", group=64, first=4)
+
+    def make_codec(self):
+        """Four blocks."""
+        return self.codec
+
+    def bound(self, tensor):
+        """That of each block's own codec."""
+        blocks = tensor.split(tensor.shape[-1] // 4, dim=-1)
+        parts = zip(blocks, self.codec.parts(), strict=True)
+        return torch.cat([int_bound(block.contiguous(), part) for block, part in parts], dim=-1)
 
 
 @settings(deadline=None)  # the first call may compile

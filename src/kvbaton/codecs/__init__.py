@@ -17,6 +17,7 @@ from kvbaton.codecs.base import (
     require_choice,
     require_int,
 )
+from kvbaton.codecs.blocks import IntBlocks
 from kvbaton.codecs.fp8 import Fp8
 from kvbaton.codecs.fused import warm
 from kvbaton.codecs.hadamard import Hadamard
@@ -42,6 +43,7 @@ __all__ = [
     "Fp8",
     "Hadamard",
     "Int",
+    "IntBlocks",
     "Nf4",
     "Raw",
     "StoredShape",

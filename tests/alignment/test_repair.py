@@ -48,7 +48,9 @@ def test_half_of_two_slices_by_hand(chooser: str, rows: tuple[int, ...]) -> None
 def test_the_default_depends_on_how_many() -> None:
     """Few rows are the first ones; where there are more, half of them go by importance."""
     assert (Repair().choice, Repair().fraction) == ("first", 0.05)
-    assert [Repair(f).choice for f in (0.09, 0.1)] == ["first", "first+importance"]
+    assert [Repair(f).choice for f in (0.09, 0.1, 1)] == [
+        "first", "first+importance", "first",
+    ]  # fmt: skip
     assert Repair(0.3, "deviation").choice == "deviation"
     chosen = [chosen_rows(TWO, Repair(0.5, c), SCORES) for c in ("auto", "first+importance")]
     assert chosen[0] == chosen[1]
@@ -165,7 +167,7 @@ def test_mending_a_part_closes_a_part(tiny_engine: Callable[..., Any], chooser: 
 def test_what_a_repair_costs(tiny_engine: Callable[..., Any]) -> None:
     """Rows times layers of everything that was run: the choice, the rows, and those behind."""
     engine = tiny_engine("llama")
-    plain = mend(engine, with_slices(engine), IDS, SLICES, Repair(0.5))
+    plain = mend(engine, with_slices(engine), IDS, SLICES, Repair(0.5, "first"))
     assert plain.token_layers == 4 * (9 + 5)
     asked = mend(engine, with_slices(engine), IDS, SLICES, Repair(0.5, "importance", queries=3))
     assert asked.token_layers == 4 * (3 + 9 + 5)

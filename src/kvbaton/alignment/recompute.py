@@ -82,7 +82,8 @@ class Repair:
         """The name of the chooser in ``CHOOSERS`` that is used."""
         if self.chooser != DEFAULT_CHOOSER:
             return self.chooser
-        return "first" if self.fraction < _ENOUGH else "first+importance"
+        worth_asking = _ENOUGH <= self.fraction < 1
+        return "first+importance" if worth_asking else "first"
 
     @property
     def needs_importance(self) -> bool:

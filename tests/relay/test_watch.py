@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.relay.test_outcomes import by_text, handed_off
 
 from kvbaton.decoding import Answer, Decoding, decode
 from kvbaton.engines.transformers.sampling import Sampling
+from kvbaton.errors import BatonRefused
 from kvbaton.triggers import predicate
-from kvbaton.types import Reason, ReasonCode
+from kvbaton.types import Outcome, Reason, ReasonCode, Route
 
 PROMPT = tuple(range(5, 25))
 ODD = Reason(ReasonCode.FIRST_TOKENS, "odd")
@@ -189,3 +191,49 @@ def test_a_watch_sees_logits_that_cannot_be_sampled_from(engine: Any) -> None:
             return None if bool(torch.isfinite(logits).all()) else ODD
 
     assert answered(Broken(), Strict(2)).alarm == ODD
+
+
+# --- in an agent -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_agent_whose_watch_alarms_answers_from_the_ids(agent_of: Any, stream: bool) -> None:
+    """Nothing odd is shown; ids are those of text, and the receipt counts both attempts."""
+    baton = handed_off(agent_of)
+    wanted = by_text(agent_of, baton)
+    shown: list[str] = []
+    receiver = agent_of("b", stream=stream, watch_for=lambda fidelity: Scripted(4, 3))
+    turn = receiver.take(baton.id, "Go on", max_new_tokens=12, on_text=shown.append)
+    receipt = turn.receipt
+    assert (receipt.outcome, receipt.route) == (Outcome.KV_UNUSABLE, Route.TEXT)
+    assert receipt.reasons[0].code is ReasonCode.FIRST_TOKENS
+    assert receipt.computed_tokens > receipt.context_tokens
+    assert turn.ids == wanted
+    assert "".join(shown) == turn.text
+    again = receiver.hand_off(turn)
+    assert (again.manifest.hops.lossy, again.manifest.fidelity.kind) == (0, "exact")
+
+
+def test_an_agent_whose_watch_passes_uses_the_cache(agent_of: Any) -> None:
+    """The answer is the one of an unwatched receiver, by the baton."""
+    baton = handed_off(agent_of)
+    plain = agent_of("a").take(baton.id, "Go on", max_new_tokens=12)
+    watched = agent_of("b", watch_for=lambda fidelity: Scripted(4))
+    turn = watched.take(baton.id, "Go on", max_new_tokens=12)
+    assert (turn.receipt.route, turn.ids) == (Route.BATON, plain.ids)
+
+
+def test_strict_receivers_refuse_on_alarm(agent_of: Any) -> None:
+    """The error carries the reason, and no answer is given."""
+    baton = handed_off(agent_of)
+    receiver = agent_of("b", watch_for=lambda fidelity: Scripted(4, 1))
+    with pytest.raises(BatonRefused, match="odd") as error:
+        receiver.take(baton.id, "Go on", max_new_tokens=12, strict=True)
+    assert error.value.reason_code == "first-tokens-odd"
+
+
+def test_what_was_not_taken_is_not_watched(agent_of: Any) -> None:
+    """A text route has nothing to watch: the watch is never asked for."""
+    asked: list[Any] = []
+    agent_of("b", watch_for=asked.append).run("Hello there", max_new_tokens=3)
+    assert asked == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core import caching
 
 from kvbaton.codecs import CodecChain, Fp8, Hadamard, Int, Nf4, Unrotate, warm
 from kvbaton.codecs.fused import fused
+from kvbaton.codecs.kernels.compiling import kernel
 from kvbaton.errors import FormatError, InputError
 from kvbaton.types import Place, RopeSpec
 
@@ -171,24 +171,14 @@ def test_warm_makes_kernels_ready():
     warm([CodecChain((Int(),))], "F64")
 
 
-def test_kernels_work_where_nothing_can_be_kept(tmp_path):
-    """Without a folder to keep machine code in, kernels are compiled anew and give the same."""
-    script = (
-        "import numba.core.caching as c\n"
-        "c.CacheImpl._locator_classes = []\n"
-        "import torch\n"
-        "from kvbaton.codecs import CodecChain, Int\n"
-        "from kvbaton.codecs.fused import fused\n"
-        "from kvbaton.types import Place\n"
-        "chain = CodecChain((Int(),))\n"
-        "place = Place('v', 0, 0)\n"
-        "data = fused(chain).pack(torch.ones(1, 2, 8), place)\n"
-        "print(bytes(data) == bytes(chain.pack_stepwise(torch.ones(1, 2, 8), 'F32', place)[''].data))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout.strip() == "True"
+def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch):
+    """Without a folder to keep machine code in, a kernel is compiled for this process."""
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    assert kernel(_plus_one)(41) == 42
+
+
+def _plus_one(number):
+    return number + 1
 
 
 @pytest.mark.cuda

@@ -61,7 +61,7 @@ class Fused:
         import numpy as np
 
         encode = _encoders().get(tensor.dtype)
-        if encode is None or not tensor.is_cpu:
+        if encode is None or not tensor.is_cpu or not tensor.numel():
             return None
         job = self._job(tensor.dtype, tensor.shape, place)
         if not tensor.is_contiguous():
@@ -116,6 +116,9 @@ class Fused:
         from kvbaton.codecs.dtypes import SAFETENSORS_NAMES
         from kvbaton.codecs.kernels import job as at
 
+        for codec in (self._turn, self._rotation, self._packer):
+            if codec is not None:
+                codec.check(shape, place)
         packer, grid = self._packer, self._packer.grid(shape, place)
         parts = packer.sections(SAFETENSORS_NAMES[dtype], shape, place)
         rope = self._rope(place)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -27,6 +30,22 @@ def kernel(function: Callable[..., Any]) -> Any:
         return njit(**OPTIONS, cache=True)(function)
     except RuntimeError:  # no folder to keep it in
         return njit(**OPTIONS)(function)
+
+
+@cache
+def sources() -> int:
+    """A digest of what kernels are compiled from, 0 where that cannot be read.
+
+    What is kept on disk is found by the entry point's own file alone.  An entry point that has this
+    number in it is compiled anew when any part has changed.
+    """
+    digest = blake2b(digest_size=6)
+    try:
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            digest.update(path.read_bytes())
+    except OSError:
+        return 0
+    return int.from_bytes(digest.digest(), "little")
 
 
 @intrinsic
@@ -59,4 +78,4 @@ def pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-__all__ = ["bits_of", "carray", "float_of", "inlined", "kernel", "pointer"]
+__all__ = ["bits_of", "carray", "float_of", "inlined", "kernel", "pointer", "sources"]

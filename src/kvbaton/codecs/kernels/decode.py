@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvbaton.codecs.kernels import parameters
-from kvbaton.codecs.kernels.compiling import carray, inlined, kernel, pointer
+from kvbaton.codecs.kernels.compiling import carray, inlined, kernel, pointer, sources
 from kvbaton.codecs.kernels.job import (
     AXIS,
     BITS,
@@ -38,28 +38,28 @@ LIMIT_F32, LIMIT_BF16, LIMIT_F16 = F32(1e37), F32(1e37), F32(2000.0)
 """Ranges whose numbers certainly fit the dtype, whatever the transforms add up."""
 
 
-@kernel
-def decode_f32(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
-    """Decode to float32 at address ``target``; 0 where all went well."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    out = carray(pointer(target), size, np.float32)
-    return _decode(data, out, job, table, floats, codes, LIMIT_F32)
+def _entry_points(source_digest: int) -> tuple[Any, Any, Any]:
+    """Kernels of float32, bfloat16 and float16; each returns 0 where all went well."""
 
+    @kernel
+    def decode_f32(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(target), size, np.float32)
+        return _decode(data, numbers, job, table, floats, codes, LIMIT_F32)
 
-@kernel
-def decode_bf16(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
-    """Decode to bfloat16."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    out = carray(pointer(target), size, np.uint16)
-    return _decode(data, out, job, table, floats, codes, LIMIT_BF16)
+    @kernel
+    def decode_bf16(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(target), size, np.uint16)
+        return _decode(data, numbers, job, table, floats, codes, LIMIT_BF16)
 
+    @kernel
+    def decode_f16(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(target), size, np.int16)
+        return _decode(data, numbers, job, table, floats, codes, LIMIT_F16)
 
-@kernel
-def decode_f16(data: Any, target: Any, job: Any, table: Any, floats: Any, codes: Any) -> Any:
-    """Decode to float16."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    out = carray(pointer(target), size, np.int16)
-    return _decode(data, out, job, table, floats, codes, LIMIT_F16)
+    return decode_f32, decode_bf16, decode_f16
 
 
 @inlined
@@ -167,3 +167,6 @@ def _numbers(
     for row in range(U(0), held, run):
         for j in range(min(run, held - row)):
             save(out, start + row + j, F32(codes[base + row + j]) * highs[j] + lows[j])
+
+
+decode_f32, decode_bf16, decode_f16 = _entry_points(sources())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvbaton.codecs.kernels import parameters
-from kvbaton.codecs.kernels.compiling import carray, inlined, kernel, pointer
+from kvbaton.codecs.kernels.compiling import carray, inlined, kernel, pointer, sources
 from kvbaton.codecs.kernels.job import (
     AXIS,
     BITS,
@@ -43,31 +43,34 @@ REPEATS = U(8)
 """Rows that share one loop in channel groups: parameters are repeated as often."""
 
 
-@kernel
-def encode_f32(
-    source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
-) -> Any:
-    """Encode float32 at address ``source``; 0 where all went well."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    return _encode(carray(pointer(source), size, np.float32), out, job, table, floats, keys, codes)
+def _entry_points(source_digest: int) -> tuple[Any, Any, Any]:
+    """Kernels of float32, bfloat16 and float16; each returns 0 where all went well."""
 
+    @kernel
+    def encode_f32(
+        source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
+    ) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(source), size, np.float32)
+        return _encode(numbers, out, job, table, floats, keys, codes)
 
-@kernel
-def encode_bf16(
-    source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
-) -> Any:
-    """Encode bfloat16."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    return _encode(carray(pointer(source), size, np.uint16), out, job, table, floats, keys, codes)
+    @kernel
+    def encode_bf16(
+        source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
+    ) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(source), size, np.uint16)
+        return _encode(numbers, out, job, table, floats, keys, codes)
 
+    @kernel
+    def encode_f16(
+        source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
+    ) -> Any:
+        size = job[HEADS] * job[TOKENS] * job[DIM] + 0 * source_digest
+        numbers = carray(pointer(source), size, np.int16)
+        return _encode(numbers, out, job, table, floats, keys, codes)
 
-@kernel
-def encode_f16(
-    source: Any, out: Any, job: Any, table: Any, floats: Any, keys: Any, codes: Any
-) -> Any:
-    """Encode float16."""
-    size = job[HEADS] * job[TOKENS] * job[DIM]
-    return _encode(carray(pointer(source), size, np.int16), out, job, table, floats, keys, codes)
+    return encode_f32, encode_bf16, encode_f16
 
 
 @inlined
@@ -260,3 +263,6 @@ def _codes_of_channels(
             at_byte += held
         else:
             at_byte = pack_codes(codes, held, bits, out, at_byte)
+
+
+encode_f32, encode_bf16, encode_f16 = _entry_points(sources())

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbaton.api import Agent, attach_cache, export_cache, load, wrap
+    from kvbaton.alignment.recompute import Repair
+    from kvbaton.api import Agent, attach_cache, export_cache, load, plan_of, wrap
     from kvbaton.context import Context
     from kvbaton.conversation import Turn
     from kvbaton.engines.transformers.sampling import Sampling
@@ -30,6 +31,7 @@ _HOMES = {
     "KvbatonError": "errors",
     "Receipt": "types",
     "Relay": "relay",
+    "Repair": "alignment.recompute",
     "Sampling": "engines.transformers.sampling",
     "TrustDomain": "seals",
     "Turn": "conversation",
@@ -40,6 +42,7 @@ _HOMES = {
     "local_domain": "seals",
     "marker": "triggers",
     "open_store": "stores",
+    "plan_of": "api",
     "predicate": "triggers",
     "router": "triggers",
     "tool_call": "triggers",
@@ -54,6 +57,7 @@ __all__ = [
     "KvbatonError",
     "Receipt",
     "Relay",
+    "Repair",
     "Sampling",
     "TrustDomain",
     "Turn",
@@ -64,6 +68,7 @@ __all__ = [
     "local_domain",
     "marker",
     "open_store",
+    "plan_of",
     "predicate",
     "router",
     "tool_call",

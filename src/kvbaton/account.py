@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvbaton.backing import Inherited
+from kvbaton.backing import Inherited, Taken
 from kvbaton.clock import Clock
 from kvbaton.decoding import Answer
-from kvbaton.relay import Taken
 from kvbaton.types import (
     Baton,
     Fidelity,

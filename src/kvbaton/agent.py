@@ -9,38 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
-from kvbaton.backing import Source, covered
+from kvbaton.backing import covered
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
-from kvbaton.conversation import Conversation, Turn, clip
+from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
     BatonUnavailable,
     InputError,
     NotTrusted,
-    SliceError,
 )
 from kvbaton.outbox import Outbox
-from kvbaton.policy.fitting import FitStrategy, Importance
+from kvbaton.policy.fitting import FitStrategy
 from kvbaton.prompts import (
     Messages,
     Prompt,
     PromptWriter,
-    packed_spans,
     user_turn,
 )
 from kvbaton.reasons import unavailable_reason
 from kvbaton.relay import Relay
+from kvbaton.sources import Spans, computed_alone, importance_of, slice_source, whole_source
 from kvbaton.taking import Taker, Taking, agreed_tokens, refused, require_window, room_for
 from kvbaton.types import (
     Baton,
     BatonRef,
-    BlockScores,
     Fidelity,
     FidelityClass,
     Mode,
@@ -50,16 +48,11 @@ from kvbaton.types import (
     Receipt,
     Route,
     SegmentRef,
-    Span,
     Terms,
-    TokenRun,
     common_prefix,
 )
 
 ID_DIGITS = 64
-Spans = Literal["prompt", "generated", "all", "turn"] | Sequence[tuple[int, int] | TokenRun]
-"""What a slice is made of."""
-
 DEFAULT_REPAIR = Repair()
 SUMMARIZE = "Summarize what was said so far in a few sentences, with all names and numbers."
 
@@ -326,13 +319,13 @@ class Agent:
             raise InputError(f"spans are handed off in mode 'slice', not {wanted.value!r}")
         conversation = turn.conversation
         if wanted is Mode.SLICE:
-            source, shown = self._slice_source(
-                turn, "all" if spans is None else spans, private=private
+            source, shown = slice_source(
+                self.engine, turn, "all" if spans is None else spans, private=private
             )
             if clean:
-                source = self._recomputed(source)
+                source = computed_alone(self.engine, source)
         else:
-            source, shown = self._whole_source(turn, wanted)
+            source, shown = whole_source(turn, wanted)
         whole = wanted is Mode.CONTINUE
         baton = self.relay.hand_off(
             source,
@@ -344,52 +337,11 @@ class Agent:
             terms=Terms(**_known(terms, Terms)),
             plan=plan,
             requantize=requantize,
-            importance=self._importance(source) if importance and whole else None,
+            importance=importance_of(self.engine, source) if importance and whole else None,
         )
         if wanted is not Mode.SLICE and plan is None:
             conversation.shipped(baton.manifest.segments)
         return baton
-
-    def _importance(self, source: Source) -> BlockScores:
-        """How much attention the last tokens pay to blocks of those that have KV."""
-        ids, cached = source.ids[: source.cached], source.cached
-        shares = self.engine.attention_importance(source.cache, ids, queries=min(32, cached))
-        blocks = Importance.of_tokens(shares.sum(0).tolist())
-        top = max(blocks.scores) or 1.0
-        return BlockScores(
-            blocks.block_tokens, tuple(round(255 * score / top) for score in blocks.scores)
-        )
-
-    def _whole_source(self, turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
-        """A turn's whole context, or the preamble at its head."""
-        tokens, cached = turn.tokens, turn.cached
-        if mode is Mode.SHARED_PREFIX:
-            tokens = cached = turn.conversation.shared_tokens
-            if tokens == 0:
-                raise InputError(
-                    "this conversation has no shared preamble", hint="give the agent one"
-                )
-        return turn.conversation.source(tokens, cached), clip(turn.conversation.spans, tokens)
-
-    def _slice_source(
-        self, turn: Turn, spans: Spans, *, private: bool
-    ) -> tuple[Source, tuple[Span, ...]]:
-        """Chosen spans of a turn, one behind the other."""
-        from kvbaton.alignment.slicing import require_sliceable
-
-        require_sliceable(self.engine.layout)
-        runs = turn.runs(spans, private=private)
-        source = turn.conversation.source(turn.tokens, turn.cached, runs)
-        if source.packed_cached == 0:
-            raise SliceError("the slice has no keys and values yet", at="$.spans")
-        return source, packed_spans(turn.spans, runs)
-
-    def _recomputed(self, source: Source) -> Source:
-        """The same tokens, computed from nothing but themselves."""
-        ids, cached = source.packed_ids, source.packed_cached
-        cache = self.engine.new_cache(cached)
-        self.engine.forward(cache, ids[:cached])
-        return Source(cache, cached, ids, parents=source.parents)
 
     # -- take -----------------------------------------------------------------------------------
 

@@ -7,13 +7,17 @@ whatever attended to them has lost it, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvbaton.errors import LossySource
 from kvbaton.types import (
     Fidelity,
+    FidelityClass,
     Hops,
+    Reason,
+    Route,
     SegmentKind,
     SegmentRef,
     SegmentSpan,
@@ -74,6 +78,16 @@ class Source:
             i.fidelity.compressed and i.run.first < span.stop and span.first < i.run.stop
             for i in self.inherited
         )
+
+    def require_original(self, codec: str) -> None:
+        """Raise ``LossySource`` where another codec than ``codec`` has quantized something."""
+        for known in self.inherited:
+            if known.fidelity.compressed and known.fidelity.codec != codec:
+                raise LossySource(
+                    f"tokens {known.run.first} to {known.run.stop - 1} were decoded from "
+                    f"{known.fidelity.codec!r}: encoding them by {codec!r} would lose more",
+                    hint="hand them off without naming a plan, or with requantize=True",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +159,36 @@ def placed_ref(ref: SegmentRef, to: int, *, in_place: bool) -> SegmentRef:
 def covered(refs: Sequence[SegmentRef], stop: int) -> tuple[SegmentRef, ...]:
     """The segments that lie wholly before ``stop``."""
     return tuple(ref for ref in refs if ref.run.stop <= stop)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """Segments that are in the store, and what it cost to bring them there."""
+
+    segments: tuple[SegmentRef, ...]
+    bytes_written: int
+    bytes_deduplicated: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a take attached: a cache of ``reused`` positions, or None with the reasons.
+
+    ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to.
+    """
+
+    cache: Any | None
+    reused: int
+    route: Route
+    reasons: tuple[Reason, ...] = ()
+    held: tuple[SegmentRef, ...] = ()
+    inherited: tuple[Inherited, ...] = ()
+    bytes_moved: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def one_more(hops: Hops, fidelity: Fidelity) -> Hops:
+    """One hand-off more; only those of exact batons count as exact."""
+    if fidelity.kind is FidelityClass.EXACT:
+        return replace(hops, exact=hops.exact + 1)
+    return replace(hops, lossy=hops.lossy + 1)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from threading import Event
@@ -34,23 +34,29 @@ from kvbaton.arrows import (
     slice_layers,
     verify_layers,
 )
-from kvbaton.backing import Inherited, Source, cut, pieces, placed_ref
+from kvbaton.backing import (
+    Shipment,
+    Source,
+    Taken,
+    cut,
+    one_more,
+    pieces,
+    placed_ref,
+)
 from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
-    BatonUnavailable,
     Fault,
     FormatError,
     KvbatonError,
-    LossySource,
-    NotTrusted,
-    StoreError,
-    StoreTimeout,
 )
+from kvbaton.opening import open_baton, store_of
+from kvbaton.placing import Target, move_refusal
 from kvbaton.policy import gates
-from kvbaton.reasons import located, reason_of, unavailable
+from kvbaton.prefixes import PrefixIndex
+from kvbaton.reasons import located, reason_of
 from kvbaton.seals import TrustDomain
-from kvbaton.stores import Key, Kind, Store, open_store
+from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import (
     AlignedLayer,
     Baton,
@@ -60,7 +66,6 @@ from kvbaton.types import (
     Fidelity,
     FidelityClass,
     FunctionId,
-    Hops,
     Manifest,
     Mode,
     Move,
@@ -77,8 +82,8 @@ from kvbaton.types import (
     Transcript,
     worst_fidelity,
 )
-from kvbaton.wire import limits, manifest, prefix, segment, transcript
-from kvbaton.wire.binding import check_segment, check_transcript, ref_digests, run_digests
+from kvbaton.wire import manifest, segment, transcript
+from kvbaton.wire.binding import check_segment, ref_digests, run_digests
 from kvbaton.wire.digests import baton_id
 
 SEGMENT_TOKENS = 256
@@ -93,32 +98,6 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 
 Calibrated = Callable[[str], frozenset[str]]
 """Digest of a function -> digests of the calibration records that are known for it."""
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """Segments that are in the store, and what it cost to bring them there."""
-
-    segments: tuple[SegmentRef, ...]
-    bytes_written: int
-    bytes_deduplicated: int
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What a take attached: a cache of ``reused`` positions, or None with the reasons.
-
-    ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to.
-    """
-
-    cache: Any | None
-    reused: int
-    route: Route
-    reasons: tuple[Reason, ...] = ()
-    held: tuple[SegmentRef, ...] = ()
-    inherited: tuple[Inherited, ...] = ()
-    bytes_moved: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Relay:
@@ -164,7 +143,13 @@ class Relay:
         self.plan = plan or self._lossless
         self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
         self.max_lossy_hops = max_lossy_hops
+        self.prefixes = PrefixIndex(
+            store, domain, engine.layout, segment_tokens=segment_tokens, observe=self._tell
+        )
         self.observe: Observer = observer or (lambda event, facts: None)
+
+    def _tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        self.observe(event, facts)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 
@@ -214,32 +199,9 @@ class Relay:
             header = sealed.header
             written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
             ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
-            self._index(ref, ids, header.function)
+            self.prefixes.add(header.function, ref, ids)
         self.observe("segment-stored", {"span": ref.span, "bytes": written})
         return ref, written
-
-    def _index(self, ref: SegmentRef, ids: Sequence[int], function: str) -> None:
-        """Let other prompts with the same beginning find a full, exact segment."""
-        if not self._is_indexed(ref):
-            return
-        (after,) = self.domain.keys.prefix_keys(function, ids, [ref.span.stop])
-        record = prefix.PrefixRecord(
-            function=function,
-            address=ref.address,
-            size_bytes=ref.size_bytes,
-            first=ref.span.first,
-            ids=tuple(ids[ref.span.first : ref.span.stop]),
-        )
-        self.store.put(Key(Kind.PREFIX, after), [prefix.encode_prefix(record)])
-
-    def _is_indexed(self, ref: SegmentRef) -> bool:
-        return (
-            ref.span.kind is SegmentKind.RUN
-            and ref.span.count == self.segment_tokens
-            and ref.span.first % self.segment_tokens == 0
-            and ref.fidelity.kind is FidelityClass.EXACT
-            and not self.engine.layout.window_layers
-        )
 
     def spans(self, start: int, stop: int) -> list[SegmentSpan]:
         """Positions ``start`` to ``stop`` cut at multiples of the segment size."""
@@ -271,7 +233,7 @@ class Relay:
             ``plan`` would quantize what has been quantized, and ``requantize`` does not allow it.
         """
         if plan is not None and not plan.lossless and not requantize:
-            self._require_original(source, plan)
+            source.require_original(plan.name)
         refs: list[SegmentRef] = []
         written = position = 0
         for run in source.runs:
@@ -340,16 +302,6 @@ class Relay:
                 source.cache, source.ids, list(alike), clock, plan=chosen, attended=known
             )
 
-    def _require_original(self, source: Source, plan: codecs.CodecPlan) -> None:
-        for known in source.inherited:
-            codec = known.fidelity.codec
-            if known.fidelity.compressed and codec != plan.name:
-                raise LossySource(
-                    f"tokens {known.run.first} to {known.run.stop - 1} were decoded from "
-                    f"{codec!r}: encoding them by {plan.name!r} would lose more",
-                    hint="hand them off without naming a profile, or with requantize=True",
-                )
-
     def hand_off(
         self,
         source: Source,
@@ -399,7 +351,7 @@ class Relay:
             spans=spans,
             segments=shipment.segments,
             fidelity=fidelity,
-            hops=_one_more(source.hops, fidelity),
+            hops=one_more(source.hops, fidelity),
             parents=source.parents,
             terms=terms or Terms(),
             producer=self.engine.producer,
@@ -433,36 +385,7 @@ class Relay:
         BatonUnavailable
             Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
-        if isinstance(baton, Baton):
-            self._require_domain(baton.manifest)
-            return baton
-        ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
-        try:
-            return within(deadline_s, lambda: self._read(ref, self._store_of(ref.store)))
-        except FutureTimeout:
-            late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
-            raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
-
-    def _store_of(self, url: str) -> Store:
-        return self.store if url == self.store.url else open_store(url)
-
-    def _read(self, ref: BatonRef, store: Store) -> Baton:
-        with unavailable("manifest"):
-            raw = store.get(Key(Kind.BATON, ref.id), limit_bytes=limits.MAX_ENVELOPE_BYTES)
-            listing = manifest.parse_manifest(manifest.unwrap(raw, baton_id=ref.id))
-        self._require_domain(listing)
-        with unavailable("transcript"):
-            key, keys = Key(Kind.TRANSCRIPT, listing.transcript), self.domain.keys
-            blob = store.get(key, limit_bytes=listing.transcript_bytes)
-            words = transcript.parse_transcript(blob, address=listing.transcript, keys=keys)
-            check_transcript(listing, words, keys)
-        return Baton(ref, listing, words)
-
-    def _require_domain(self, listing: Manifest) -> None:
-        if listing.domain != self.domain.name:
-            raise NotTrusted(
-                "the baton belongs to another trust domain", hint="ask its sender for text instead"
-            )
+        return open_baton(baton, self.store, self.domain, deadline_s=deadline_s)
 
     def take(
         self,
@@ -575,22 +498,9 @@ class Relay:
 
     def slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
         """Why keys of this model, or those of this baton, cannot be moved; None if they can."""
-        from kvbaton import rope
-        from kvbaton.alignment import slicing
-
-        layout, window = self.engine.layout, self.engine.max_tokens
-        refusal = slicing.slice_refusal(layout)
         stop = max((ref.span.stop for ref in baton.manifest.segments), default=0)
-        known = all(
-            rope.table_known(spec, max(stop, prompt_tokens), original=window)
-            for spec in layout.ropes
-        )
-        if refusal is None and not known:
-            refusal = (
-                "its rotary table depends on the length, and the sequence is longer than the "
-                "original one"
-            )
-        return refusal
+        window = self.engine.max_tokens
+        return move_refusal(self.engine.layout, max(stop, prompt_tokens), window=window)
 
     def attach(
         self,
@@ -620,16 +530,14 @@ class Relay:
             Positions of other tokens that will stand before what is attached.
         """
         clock, abandoned = Clock(), Event()
-        if isinstance(moves, int):
-            moves = (Move(TokenRun(0, moves), 0),)
-        target = _Target(moves, behind)
+        target = Target(moves, behind)
         needed = [(i, ref) for i, ref in enumerate(refs) if target.cuts(ref)]
         digest = (function or self.engine.function).digest
 
         def fill() -> tuple[Any, int]:
             with ExitStack() as stack:
                 with clock.phase("get"):
-                    store = self._store_of(store_url or self.store.url)
+                    store = store_of(store_url or self.store.url, self.store)
                     opened = self._open_segments(stack, store, needed, ids, digest)
                 cuts = [target.cuts(ref) for ref in refs]
                 cache = self._fill(
@@ -717,99 +625,6 @@ class Relay:
             slot.write(AlignedLayer(span, part.layer, part.run, part.keys, part.values))
         return slot.finish()
 
-    # -- prefix hits -----------------------------------------------------------------------------
-
     def find_prefix(self, ids: Sequence[int]) -> tuple[SegmentRef, ...]:
-        """Full exact segments in the store that begin ``ids``, leaving at least one id to feed.
-
-        The ids in each record are compared, not only their hash.
-        """
-        if self.engine.layout.window_layers:
-            return ()
-        size, function = self.segment_tokens, self.engine.function.digest
-        stops = list(range(size, len(ids), size))
-        found: list[SegmentRef] = []
-        for stop, name in zip(
-            stops, self.domain.keys.prefix_keys(function, ids, stops), strict=True
-        ):
-            ref = self._hit(Key(Kind.PREFIX, name), function, ids, SegmentSpan(stop - size, size))
-            if ref is None:
-                break
-            found.append(ref)
-        return tuple(found)
-
-    def _hit(
-        self, key: Key, function: str, ids: Sequence[int], span: SegmentSpan
-    ) -> SegmentRef | None:
-        try:
-            raw = self.store.get(key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
-            record = prefix.parse_prefix(raw)
-            with self.store.open(Key(Kind.SEGMENT, record.address)) as reader:
-                size_bytes = reader.size_bytes
-        except (StoreError, FormatError) as error:
-            self.observe("prefix-miss", {"span": span, "why": error.code})
-            return None
-        same = record.first == span.first and record.ids == tuple(ids[span.first : span.stop])
-        if not same or record.function != function:
-            return None
-        return SegmentRef(record.address, span, size_bytes)
-
-
-class _Target:
-    """Where the positions of a baton go: behind other tokens or in their place."""
-
-    def __init__(self, moves: Sequence[Move], behind: int | None) -> None:
-        self._moves, self._behind = tuple(moves), behind
-        self._base = behind or 0
-        self.tokens = sum(move.run.count for move in moves)
-
-    def cuts(self, ref: SegmentRef) -> tuple[Cut, ...]:
-        """What of a segment is attached, in positions at which it was computed."""
-        if ref.span.kind is SegmentKind.WINDOW:
-            whole = ref.run.stop == self.tokens
-            return (Cut(ref.span, ref.span.first, ref.span.first),) if whole else ()
-        found, shift = [], ref.shift or 0
-        for move in self._moves:
-            first = max(ref.run.first, move.run.first)
-            count = min(ref.run.stop, move.run.stop) - first
-            if count > 0:
-                position = first - move.run.first + move.to
-                run = TokenRun(first - shift, count)
-                found.append(Cut(run, position - self._base, position))
-        return tuple(found)
-
-    def _placed(self, ref: SegmentRef, move: Move) -> SegmentRef:
-        to = ref.run.first - move.run.first + move.to
-        in_place = self._behind is None and move.to == move.run.first
-        return placed_ref(ref, to, in_place=in_place)
-
-    def held(self, refs: Sequence[SegmentRef]) -> tuple[SegmentRef, ...]:
-        """The segments that are attached as a whole, where they stand now."""
-        return tuple(
-            self._placed(ref, move)
-            for ref in refs
-            for move in self._moves
-            if ref.span.kind is SegmentKind.RUN
-            and move.run.first <= ref.run.first
-            and ref.run.stop <= move.run.stop
-        )
-
-    def inherited(self, refs: Sequence[SegmentRef]) -> tuple[Inherited, ...]:
-        """The positions that are not exact where they stand now."""
-        found = []
-        for ref in refs:
-            for move in self._moves:
-                first = max(ref.run.first, move.run.first)
-                count = min(ref.run.stop, move.run.stop) - first
-                fidelity = self._placed(ref, move).promised
-                if count > 0 and fidelity != EXACT:
-                    run = TokenRun(first - move.run.first + move.to, count)
-                    found.append(Inherited(run, fidelity))
-        return tuple(found)
-
-
-def _one_more(hops: Hops, fidelity: Fidelity) -> Hops:
-    """One hand-off more; only those of exact batons count as exact."""
-    if fidelity.kind is FidelityClass.EXACT:
-        return replace(hops, exact=hops.exact + 1)
-    return replace(hops, lossy=hops.lossy + 1)
+        """Full exact segments in the store that begin ``ids``, leaving at least one id to feed."""
+        return self.prefixes.find(self.engine.function.digest, ids)

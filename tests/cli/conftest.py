@@ -145,3 +145,23 @@ def exported(master: Exported, tmp_path: Path) -> Exported:
     """A store of the test's own with the document's baton."""
     shutil.copytree(master.store, tmp_path / "store")
     return Exported(tmp_path / "store", master.baton, master.said)
+
+
+@pytest.fixture
+def measured(tiny: Path, remembered: Callable[..., Any], home: Path) -> Callable[..., Any]:
+    """Measures a profile on the tiny model, so that it may be used there."""
+
+    def measure(profile: str, *, dtype: str = "float32") -> Any:
+        from kvbaton.bench.texts import Text
+        from kvbaton.codecs.calibration import store_calibration
+        from kvbaton.codecs.profiles import profile as named
+        from kvbaton.tuning.measure import measured_record
+
+        engine = remembered(str(tiny), dtype=dtype)
+        texts = [Text("words", "Every door has a key. " * 40)]
+        plan = named(profile).plan(engine.layout)
+        record = measured_record(engine, profile, plan, texts, tokens=48, positions=16)
+        store_calibration(record, home / "data")
+        return record
+
+    return measure

@@ -30,16 +30,20 @@ def test_the_examples_of_the_library_guide_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    measured: Any,
 ) -> None:
     """All Python blocks of `hand-off.md`, one after the other, on a tiny model."""
+    measured("compact")
     monkeypatch.setattr(kvbaton, "load", lambda name: remembered(str(tiny), dtype="float32"))
     code = "\n".join(blocks("hand-off.md", "python"))
     script = tmp_path / "guide.py"
     script.write_text(code.replace("/dev/shm/batons", str(tmp_path / "store")), encoding="utf-8")
     names = runpy.run_path(str(script))
     assert names["result"].receipt.route == "baton"
-    assert names["answer"].receipt.mode == "shared-prefix"
-    assert names["answer"].receipt.route == "baton"
+    assert (names["guest"].receipt.mode, names["guest"].receipt.route) == ("shared-prefix", "baton")
+    assert (names["answer"].receipt.mode, names["answer"].receipt.route) == ("slice", "baton")
+    assert names["compact"].manifest.fidelity.codec == "compact"
+    assert names["brief"].receipt.route == "baton"
     assert len(names["answers"]) == 3
     assert names["turn"].baton is not None
     out = capsys.readouterr().out

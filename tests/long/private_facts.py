@@ -50,3 +50,24 @@ def make_notes(seed: int, *, sentences: int) -> Notes:
     code = str(dice.randrange(1000, 10000))
     lines.insert(dice.randrange(len(lines) + 1), f"The secret code of {person} is {code}.")
     return Notes(" ".join(lines), f"What is the secret code of {person}?", code)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Notes with several private facts, and a question and an answer for each."""
+
+    text: str
+    questions: tuple[tuple[str, str], ...]
+
+
+def make_facts(seed: int, *, facts: int, sentences: int) -> Facts:
+    """Notes of ``sentences`` sentences of filler with ``facts`` facts between them; no two people
+    share a first name or a code."""
+    dice = random.Random(seed)
+    lines = [dice.choice(_FILLER) for _ in range(sentences)]
+    people = [f"{first} {dice.choice(_LAST)}" for first in dice.sample(_FIRST, facts)]
+    codes = [str(code) for code in dice.sample(range(1000, 10000), facts)]
+    for person, code in zip(people, codes, strict=True):
+        lines.insert(dice.randrange(len(lines) + 1), f"The secret code of {person} is {code}.")
+    asked = (f"What is the secret code of {person}?" for person in people)
+    return Facts(" ".join(lines), tuple(zip(asked, codes, strict=True)))

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbaton.backing import Source
+from kvbaton.backing import Shipment, Source, Taken
 from kvbaton.clock import Clock
 from kvbaton.decoding import Decoding, decode
 from kvbaton.engines.base import Engine
-from kvbaton.relay import Relay, Shipment, Taken
+from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
 from kvbaton.types import Baton, Reason, ReasonCode, Route, SegmentRef, TokenRun

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from kvbaton.backing import Inherited, Source
+from kvbaton.backing import Inherited, Source, Taken
 from kvbaton.bench.fidelity.session import Row, Session, Task, loss_json
 from kvbaton.bench.fidelity.splice import DEADLINE_S
 from kvbaton.bench.kl import Reference
 from kvbaton.bench.texts import Text
-from kvbaton.relay import Relay, Taken
+from kvbaton.relay import Relay
 from kvbaton.taking import refused
 from kvbaton.types import JSON, Baton, Hops
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from kvbaton.agent import Agent, Spans
+from kvbaton.agent import Agent
 from kvbaton.alignment.recompute import DEFAULT_CHOOSER, Repair
 from kvbaton.backing import Source
 from kvbaton.bench.fidelity.answers import greedy_answers
@@ -23,6 +23,7 @@ from kvbaton.errors import BatonRefused
 from kvbaton.joining import own_beginning
 from kvbaton.prompts import SlicePrompt
 from kvbaton.relay import Relay
+from kvbaton.sources import Spans
 from kvbaton.taking import refused
 from kvbaton.types import JSON, Baton, Mode, TokenRun
 
@@ -260,7 +261,8 @@ def summed_up(agent: Agent, document: Document) -> Turn:
     talk, prompt = turn.conversation, turn.tokens - len(turn.ids)
     said = engine.tokenizer.encode(document.summary, add_special_tokens=False)
     engine.forward(talk.cache, said)
-    ids = (*said, engine.chat.close([*talk.ids[:prompt], *said])[0])
+    closing = engine.chat.close([*talk.ids[:prompt], *said]) or engine.chat.stop_ids
+    ids = (*said, closing[0])
     talk.ids[prompt:] = ids
     talk.spans[:] = [
         *clip(talk.spans, prompt),

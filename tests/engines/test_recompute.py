@@ -175,8 +175,9 @@ def test_nothing_deviates_behind_the_same_prefix(tiny_engine: Callable[..., Any]
 # -- importance -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queries", [1, 8, 100])
-@pytest.mark.parametrize("family", FULL)
+@pytest.mark.parametrize(
+    ("family", "queries"), [("llama", 1), ("qwen3", 100), *((family, 8) for family in FULL)]
+)
 def test_fused_and_eager_attention_show_the_same_weights(
     tiny_engine: Callable[..., Any], family: str, queries: int
 ) -> None:

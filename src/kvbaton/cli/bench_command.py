@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from kvbaton import models, settings
+from kvbaton.cli.fidelity_command import bench_fidelity
 from kvbaton.cli.output import JsonFlag, Output, print_table
 from kvbaton.errors import InputError
 from kvbaton.types import JSON
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("ttft")(bench_ttft)
     group.command("stores")(bench_stores)
+    group.command("fidelity")(bench_fidelity)
     app.add_typer(group, name="bench")
 
 

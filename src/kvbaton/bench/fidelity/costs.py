@@ -177,7 +177,7 @@ def _hand_off_costs(session: Session, name: str) -> JSON:
 
 def _prompt(session: Session, tokens: int) -> str:
     """Some text of about so many tokens, a different one for each number."""
-    text = session.texts(1)[0]
+    text = session.texts(tokens)[0]
     ids = text_ids(session.engine, text, tokens)
     return session.engine.chat.text_of(ids)
 

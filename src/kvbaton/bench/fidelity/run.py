@@ -10,6 +10,7 @@ from typing import Any
 from kvbaton.bench.fidelity import costs, hops, private, slices, whole
 from kvbaton.bench.fidelity.journal import Journal
 from kvbaton.bench.fidelity.session import Progress, Scope, Session, Task
+from kvbaton.bench.fidelity.targets import targets
 from kvbaton.bench.machine import environment, library_versions
 from kvbaton.codecs.calibration import Calibrations
 from kvbaton.types import JSON
@@ -71,19 +72,23 @@ def measure(
     parts = {**_PARTS, **_TIMED}
     session.run([task for mode in scope.modes for task in parts[mode][0](session)])
     rows = [row for mode in scope.modes if mode in _PARTS for row in _PARTS[mode][1](session)]
-    return {
+    result: JSON = {
         "model": engine.name,
         "noise_floor_kl": floors.own,
         "bf16_noise_floor_kl": floors.bf16,
         "rows": [_with_multiples(row, floors) for row in rows],
         **{mode: _TIMED[mode][1](session) if mode in scope.modes else [] for mode in _TIMED},
-        "settings": asdict(scope),
+        "settings": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(scope).items()
+        },
         "environment": {
             **environment(),
             "versions": library_versions(),
             "producer": dict(engine.producer),
         },
     }
+    return {**result, "targets": targets(result)}
 
 
 def _with_multiples(row: JSON, floors: KnownFloors) -> JSON:

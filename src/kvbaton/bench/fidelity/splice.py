@@ -150,7 +150,7 @@ class Case:
         self.document = ids[: scope.slice_tokens]
         self.own = Own(session, text_ids(self.engine, own, scope.prefix_tokens))
         self._before = text_ids(self.engine, before, scope.before_tokens)
-        self._sources = self._senders(slices)
+        self.senders = self._sent(slices)
         start = time.perf_counter()
         exact = self.own.with_text(self.document, scope.positions)
         self.prefill_s = time.perf_counter() - start
@@ -159,7 +159,7 @@ class Case:
             self.engine, text.name, (*self.own.ids, *ids), tokens, cache=exact
         )
 
-    def _senders(self, slices: int) -> list[Source]:
+    def _sent(self, slices: int) -> list[Source]:
         """Each sender has read the other tokens and its part of the document."""
         sent, size = Own(self.session, self._before), -(-len(self.document) // slices)
         first, found = len(self._before), []
@@ -179,7 +179,7 @@ class Case:
     ) -> Hanging:
         """All slices handed off by a profile and hung behind the receiver's beginning."""
         relay = self.session.relay(profile_name, kind=kind)
-        batons = [hand_off_slice(relay, source) for source in self._sources]
+        batons = [hand_off_slice(relay, source) for source in self.senders]
         return self.own.with_slices(relay, batons, room=self.session.scope.positions, repair=repair)
 
     def loss(self, hanging: Hanging) -> Loss:

@@ -1,0 +1,439 @@
+"""`bench fidelity`: what it measures on a tiny model, and how its parts hold together."""
+
+import gc
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engines import families
+
+from kvbaton.alignment.recompute import Repair
+from kvbaton.bench.fidelity import private, slices, whole
+from kvbaton.bench.fidelity.answers import greedy_answers
+from kvbaton.bench.fidelity.frontier import plot_frontier
+from kvbaton.bench.fidelity.journal import Journal
+from kvbaton.bench.fidelity.run import KnownFloors, measure
+from kvbaton.bench.fidelity.session import Scope, Session
+from kvbaton.bench.fidelity.splice import Case, UnshiftedRelay
+from kvbaton.bench.fidelity.tables import fidelity_tables
+from kvbaton.bench.fidelity.targets import targets
+from kvbaton.bench.fidelity.throttle import ThrottledStore
+from kvbaton.bench.questions import make_document, own_system_prompt
+from kvbaton.errors import EmptyInput, FormatError, InputError, WindowExceeded
+from kvbaton.stores import Key, Kind, MemoryStore
+
+PROMISED = {
+    "profile", "mode", "tokens", "dtype", "kl", "flips", "ppl_ratio", "bits_per_element", "hops",
+    "qa_accuracy", "qa_text_accuracy", "recompute_fraction",
+}  # fmt: skip
+SCOPE = Scope(
+    tokens=(48,),
+    profiles=("exact", "near-lossless", "compact"),
+    questions=10,
+    texts=3,
+    positions=8,
+    prefix_tokens=24,
+    before_tokens=36,
+    slice_tokens=48,
+    document_tokens=60,
+    fractions=(0.3,),
+    counts=(1, 3),
+    hops=(1, 3),
+    take_tokens=48,
+    repeats=1,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """One thread, as tiny models gain nothing from more, and little to look at for gc."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    """A tiny random model with a long window: its tokens are bytes."""
+    made = families.tiny("smollm")
+    made.max_tokens = 16_384
+    return made
+
+
+@pytest.fixture
+def session(engine: Any) -> Session:
+    """A run of its own."""
+    return Session(engine, SCOPE, Journal(engine.function.digest))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file in which the whole run keeps its measurements."""
+    return tmp_path_factory.mktemp("kept") / "journal.jsonl"
+
+
+@pytest.fixture(scope="module")
+def result(engine: Any, kept: Path) -> Any:
+    """A whole run."""
+    return measure(engine, SCOPE, floors=KnownFloors(1e-9, 1e-3), journal=kept)
+
+
+def rows_of(result: Any, mode: str) -> list[Any]:
+    """The rows of a mode."""
+    return [row for row in result["rows"] if row["mode"] == mode]
+
+
+# --- questions and answers -----------------------------------------------------------------------
+
+
+def words(text: str) -> int:
+    """Counts as a tokenizer would that knows every word."""
+    return len(text.split())
+
+
+def test_documents_hold_their_facts_and_share_no_code() -> None:
+    """Ten codes stand in the document and in the summary, five in the system prompt only."""
+    seen: set[str] = set()
+    for number in range(20):
+        made = make_document(number, words, tokens=150, system_tokens=200)
+        codes = {fact.code for fact in (*made.facts, *made.private)}
+        assert len(codes) == 15 and not codes & seen
+        seen |= codes
+        for fact in made.facts:
+            assert fact.sentence in made.prompt and fact.retold in made.summary
+            assert fact.code not in made.system
+        for fact in made.private:
+            assert fact.sentence in made.system
+            assert fact.code not in made.prompt + made.summary
+        assert 135 < words(made.prompt) < 170 and 185 < words(made.system) < 220
+
+
+def test_a_document_is_made_again_from_its_number() -> None:
+    """The same number and seed give the same document, another seed gives others."""
+    one, again, other = (
+        make_document(3, words, tokens=150, system_tokens=150, seed=seed) for seed in (1, 1, 2)
+    )
+    assert one == again != other
+    assert not any(character.isdigit() for character in own_system_prompt(words, tokens=100))
+    with pytest.raises(InputError, match="not enough codes"):
+        make_document(600, words, tokens=10, system_tokens=10)
+
+
+@pytest.mark.parametrize("family", ["smollm", "qwen2", "gpt_neox"])
+def test_answers_side_by_side_are_those_of_asking_one_by_one(family: str) -> None:
+    """Questions of different lengths behind one cache get the answers they get alone."""
+    engine = families.tiny(family)
+    context = [11 + i % 200 for i in range(9)]
+    questions = [[20, 30, 40], [50], [60, 70, 80, 90, 100]]
+    alone = []
+    for ids in questions:
+        cache, said = engine.new_cache(32), []
+        engine.forward(cache, context)
+        logits = engine.forward(cache, ids)
+        for _ in range(5):
+            said.append(int(logits.argmax()))
+            if said[-1] in engine.chat.stop_ids:
+                said.pop()
+                break
+            logits = engine.forward(cache, said[-1:])
+        alone.append(tuple(said))
+    cache = engine.new_cache(64)
+    engine.forward(cache, context)
+    assert greedy_answers(engine, cache, questions, new_tokens=5) == alone
+    assert cache.length == len(context)
+
+
+def test_questions_that_cannot_be_asked_are_refused(engine: Any) -> None:
+    """No question, an empty one, or one behind the end of the window."""
+    cache = engine.new_cache(8)
+    engine.forward(cache, [11, 12])
+    for none in ([], [[11], []]):
+        with pytest.raises(EmptyInput):
+            greedy_answers(engine, cache, none, new_tokens=1)
+    with pytest.raises(WindowExceeded):
+        greedy_answers(engine, cache, [[11]], new_tokens=20_000)
+
+
+# --- the journal, and the slow line ---------------------------------------------------------------
+
+
+def test_a_journal_is_read_again_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+    """What was kept is there in the next run; half a line of a writer that died is not."""
+    path = tmp_path / "folder" / "kept.jsonl"
+    journal = Journal("f" * 64, path)
+    journal.keep("a", {"kl": 0.5})
+    journal.keep("b", {"kl": 1e-7})
+    with path.open("a", encoding="ascii") as file:
+        file.write('{"key": "c", "val')
+    assert Journal("f" * 64, path).found == {"a": {"kl": 0.5}, "b": {"kl": 1e-7}}
+
+
+def test_a_journal_of_another_function_is_refused(tmp_path: Path) -> None:
+    """Measurements of another model, or anything else, are not taken for this one's."""
+    path = tmp_path / "kept.jsonl"
+    Journal("f" * 64, path).keep("a", {})
+    with pytest.raises(FormatError, match="no measurements of this model"):
+        Journal("e" * 64, path)
+    path.write_text("[1, 2]\n", encoding="ascii")
+    with pytest.raises(FormatError):
+        Journal("f" * 64, path)
+
+
+def test_a_throttled_store_waits_as_long_as_its_line_takes() -> None:
+    """4,000 bytes at 1,000 a second take 4 seconds either way, and stay the same."""
+    waits: list[float] = []
+    store = ThrottledStore(MemoryStore(), 1000.0, wait=waits.append)
+    key = Key(Kind.SEGMENT, "a" * 64)
+    data = bytes(range(250)) * 16
+    assert store.put(key, [data]) == 4000
+    assert sum(waits) == pytest.approx(4.0, rel=0.01)
+    assert store.put(key, [data]) == 0 and store.exists(key)
+    with store.open(key) as reader:
+        assert reader.read(0, 2000) + reader.read(2000, 2000) == data
+    assert sum(waits) == pytest.approx(8.0, rel=0.01)
+    assert [entry.key for entry in store.list(Kind.SEGMENT)] == [key]
+    assert store.delete(key) and not store.exists(key)
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+def case(session: Session, count: int = 1) -> Case:
+    """The first text as slices."""
+    texts = session.texts(SCOPE.slice_tokens)
+    return Case(session, texts[0], texts[1], texts[2], slices=count)
+
+
+def test_a_slice_whose_every_row_is_computed_again_is_the_text(session: Session) -> None:
+    """In float32 a repair of everything leaves a KL of rounding errors only."""
+    made = case(session)
+    plain, mended = made.hung(), made.hung(repair=Repair(1.0, "first"))
+    assert made.loss(plain).kl_mean > 1e-9
+    assert made.loss(mended).kl_mean < 1e-10
+    assert mended.account.recomputed == SCOPE.slice_tokens * len(session.engine.layout.layers)
+
+
+def test_unshifted_slices_keep_the_keys_of_their_senders(session: Session) -> None:
+    """Without the shift keys are those of the sender's positions; with it they are turned.
+
+    Values are the same either way.
+    """
+    made = case(session)
+    turned, left = made.hung(), made.hung(kind=UnshiftedRelay)
+    mine, theirs = (
+        hanging.cache.layer_view(0, SCOPE.prefix_tokens, SCOPE.slice_tokens)
+        for hanging in (turned, left)
+    )
+    sent = made.senders[0].cache.layer_view(0, SCOPE.before_tokens, SCOPE.slice_tokens)
+    assert torch.equal(theirs[0], sent[0]) and not torch.allclose(mine[0], sent[0], atol=1e-3)
+    assert torch.equal(mine[1], theirs[1])
+    own = made.own.copy(0)
+    exact = made.own.with_text(made.document, 0).layer_view(
+        0, SCOPE.prefix_tokens, SCOPE.slice_tokens
+    )
+    assert own.length == SCOPE.prefix_tokens
+    assert torch.allclose(mine[0], exact[0], atol=1e-5)  # layer 0 knows nothing but its tokens
+
+
+def test_several_slices_come_from_senders_of_their_own(session: Session) -> None:
+    """Three slices of a document hold all its tokens, each computed behind the same others."""
+    made = case(session, 3)
+    assert [source.packed_cached for source in made.senders] == [16, 16, 16]
+    assert made.hung().cache.length == SCOPE.prefix_tokens + SCOPE.slice_tokens
+
+
+def test_a_mismatched_slice_has_the_right_ids_and_other_keys(session: Session) -> None:
+    """The control hangs another document's KV under this document's tokens."""
+    reading = private.Reading(session, 0)
+    right, _ = reading.ready(private.Asking("slice", fraction=0.0))
+    wrong, _ = reading.ready(private.Asking("slice-mismatched", fraction=0.0))
+    by_text, _ = reading.ready(private.Asking("slice", by_text=True))
+    assert right.length == wrong.length <= by_text.length
+    own = reading.receiver.writer.chat.leading(reading.receiver.writer.system, None).ids
+    for name, cache in (("right", right), ("wrong", wrong)):
+        mine = cache.layer_view(0, len(own), 40)[1]
+        text = by_text.layer_view(0, len(own), 40)[1]
+        assert torch.allclose(mine, text, atol=1e-5) is (name == "right")
+
+
+def test_a_summed_up_turn_is_a_turn(session: Session) -> None:
+    """Its spans partition it, its last token is pending, and its parts can be sliced by name."""
+    reading = private.Reading(session, 1)
+    turn = reading.turn
+    assert turn.cached == turn.tokens - 1 == turn.conversation.cache.length
+    assert sum(span.run.count for span in turn.spans) == turn.tokens
+    (prompt,), (said,) = turn.runs("prompt"), turn.runs("generated")
+    text = reading.engine.chat.text_of
+    ids = turn.conversation.ids
+    assert reading.document.facts[0].sentence in text(ids[prompt.first : prompt.stop])
+    assert reading.document.summary in text(ids[said.first : said.stop])
+    assert prompt.stop <= said.first
+    assert reading.document.private[0].code not in text(ids[prompt.first : said.stop])
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def test_the_result_has_the_promised_shape(result: Any) -> None:
+    """Every row has every promised column, and JSON can carry it."""
+    assert result["noise_floor_kl"] == 1e-9
+    assert all(row.keys() >= PROMISED for row in result["rows"])
+    assert {row["mode"] for row in result["rows"]} == {
+        "continue", "slice", "slice-unshifted", "slice-recompute", "slice-clean",
+        "slice-mismatched", "text",
+    }  # fmt: skip
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_exact_costs_nothing_and_coarser_profiles_cost_more(result: Any) -> None:
+    """A lossless plan has a KL of 0 at 32 bits and more; fewer bits lose more, and save bytes."""
+    found = {row["profile"]: row for row in rows_of(result, "continue") if "by_text" in row}
+    exact, fine, coarse = (found[name] for name in ("exact", "near-lossless", "compact"))
+    assert exact["kl"] == exact["flips"] == 0 and exact["ppl_ratio"] == 1
+    assert exact["bits_per_element"] >= 32
+    assert 0 < fine["kl"] < coarse["kl"]
+    assert max(coarse["bits_per_element"], fine["bits_per_element"]) < 32
+    assert coarse["bf16_noise_multiple"] == pytest.approx(coarse["kl"] / 1e-3)
+    assert coarse["kl_worst"] == max(coarse["by_text"].values()) >= coarse["kl"]
+
+
+def test_there_is_a_row_per_number_of_slices(result: Any) -> None:
+    """1 and 3 slices, as they are and with the default repair, with the time they took."""
+    found = [row for row in rows_of(result, "slice") if row["kl"] is not None]
+    assert {row["slices"] for row in found} == {1, 3}
+    assert all(row["splice_s"] > 0 and row["mask_s"] > 0 for row in found)
+    repaired = rows_of(result, "slice-recompute")
+    assert {row.get("slices") for row in repaired if row["kl"] is not None} == {1, 3}
+
+
+def test_questions_are_counted_against_the_same_ids_by_text(result: Any) -> None:
+    """Ten questions per row; a random model finds no code, by whatever way."""
+    asked = [row for row in result["rows"] if row["qa_accuracy"] is not None]
+    assert len(asked) == len(private.askings(Session(None, SCOPE, Journal("")))) > 10
+    assert all(row["questions"] == 10 for row in asked)
+    assert {row["private_questions"] for row in asked} == {0, 5}
+    assert all(0 <= row["qa_accuracy"] <= 1 for row in asked)
+
+
+def test_inherited_segments_are_bit_identical(result: Any) -> None:
+    """After 1 and 3 hops nothing that was handed on has changed; one hop is one hand-off."""
+    hops = {row["hops"]: row for row in rows_of(result, "continue") if row["hops"]}
+    assert set(hops) == {1, 3}
+    assert all(row["inherited_bit_identical"] for row in hops.values())
+    assert hops[1]["kl_over_once"] == pytest.approx(1.0)
+    assert hops[3]["kl"] > 0
+
+
+def test_times_are_shares_of_other_times(result: Any) -> None:
+    """A take, a slice and hand-offs are there, and their shares are quotients of their seconds."""
+    (take,) = result["takes"]
+    assert take["ratio"] == pytest.approx(take["seconds"]["exact"] / take["seconds"]["compact"])
+    assert take["bytes"]["compact"] < take["bytes"]["exact"]
+    kinds = {(one["what"], one.get("profile")) for one in result["costs"]}
+    assert kinds == {("slice", None), ("hand-off", "exact"), ("hand-off", "compact")}
+    for one in result["costs"]:
+        assert one["share"] > 0
+
+
+def test_a_run_that_is_repeated_measures_nothing_again(
+    engine: Any, kept: Path, result: Any
+) -> None:
+    """With the same journal the second run finds everything there, and says the same."""
+    said: list[str] = []
+    again = measure(
+        engine, SCOPE, floors=KnownFloors(1e-9, 1e-3), journal=kept, progress=said.append
+    )
+    assert said == []
+    for part in ("rows", "takes", "costs", "targets"):
+        assert again[part] == result[part]
+
+
+def test_a_profile_is_measured_again_when_its_plan_changes(session: Session) -> None:
+    """The journal tells plans of one name apart; the exact one has no digest."""
+    assert session.plan_key("exact") == "exact"
+    assert session.plan_key("compact") != session.plan_key("near-lossless")
+    assert session.plan_key("compact").startswith("compact-")
+    assert not session.calibrated("compact") and session.calibrated("exact")
+    keys = [task.key for task in (*whole.tasks(session), *slices.tasks(session))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_tables_have_a_cell_for_every_heading(result: Any) -> None:
+    """All seven tables are there, and Markdown keeps their columns."""
+    tables = fidelity_tables(result)
+    assert len(tables) == 7
+    for table in tables:
+        assert all(len(row) == len(table.headings) for row in table.rows)
+        lines = table.markdown().splitlines()[2:]
+        assert len({line.count(" | ") for line in lines}) == 1
+
+
+def test_targets_that_were_not_measured_are_not_called_met(result: Any) -> None:
+    """Bounds about 1,024 tokens say nothing about this run; those about any length do."""
+    checked = {one["target"]: one for one in result["targets"]}
+    assert checked["compact: KL"]["met"] is None
+    assert checked["mismatched slice: share of answers"]["met"] is True
+    nothing = targets({"model": "m", "rows": [], "takes": [], "costs": []})
+    assert all(one["met"] is None and one["value"] is None for one in nothing)
+
+
+def test_targets_take_their_values_from_the_rows() -> None:
+    """The gap that is closed, the points below text and the worst text, by hand."""
+    row = {
+        "profile": "exact", "dtype": "F32", "hops": None, "slices": 1, "qa_accuracy": None,
+        "recompute_fraction": 0.0,
+    }  # fmt: skip
+    rows = [
+        row | {"mode": "slice", "kl": 4.0},
+        row | {"mode": "slice-unshifted", "kl": 50.0},
+        row | {"mode": "slice-recompute", "kl": 1.0, "recompute_fraction": 0.3},
+        row | {"mode": "slice-recompute", "kl": 0.1, "recompute_fraction": 0.5},
+        row | {"mode": "continue", "profile": "compact", "tokens": 1024, "kl": 1e-3,
+               "kl_worst": 2e-3, "bits_per_element": 5.0},
+        row | {"mode": "slice", "spans": "prompt", "includes_private": False, "slices": None,
+               "qa_accuracy": 0.7, "qa_text_accuracy": 0.75},
+    ]  # fmt: skip
+    checked = {
+        one["target"]: one
+        for one in targets({"model": "smollm2-135m", "rows": rows, "takes": [], "costs": []})
+    }
+    assert checked["slice: KL over that of the un-shifted one"]["value"] == pytest.approx(0.08)
+    assert checked["30% recomputed: share of the gap closed"]["value"] == pytest.approx(0.75)
+    assert checked["slice: points below text"]["value"] == pytest.approx(5.0)
+    assert checked["slice: points below text"]["met"] is True
+    assert checked["compact: KL"]["met"] is False
+    assert checked["compact: KL of the worst text"]["met"] is True
+    assert checked["compact: bits per element"]["met"] is True
+
+
+def test_a_scope_that_makes_no_sense_is_refused() -> None:
+    """Unknown modes and profiles, and no texts at all."""
+    with pytest.raises(InputError, match="no mode is called 'all'"):
+        Scope(modes=("all",))
+    with pytest.raises(InputError, match="no profile is called 'best'"):
+        Scope(profiles=("best",))
+    with pytest.raises(InputError, match="at least 1"):
+        Scope(texts=0)
+
+
+def test_the_plot_is_a_png_or_an_error_that_says_what_is_missing(
+    result: Any, tmp_path: Path
+) -> None:
+    """The picture is written as PNG; without matplotlib, or without profiles, nothing is."""
+    file = tmp_path / "out.png"
+    if find_spec("matplotlib") is None:
+        with pytest.raises(InputError, match="matplotlib"):
+            plot_frontier([result], file)
+        assert not file.exists()
+        return
+    plot_frontier([result, result], file)
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(InputError, match="no profile to draw"):
+        plot_frontier([{**result, "rows": []}], file)

@@ -28,6 +28,7 @@ from kvbaton.taking import refused
 from kvbaton.types import JSON, Baton, Mode, TokenRun
 
 NEW_TOKENS = 8
+_SIDE_DOCUMENTS = 6
 _ROOM = 800
 """Positions for all questions side by side, and their answers."""
 _IMPOSTOR = 400
@@ -51,6 +52,8 @@ class Asking:
         Prefill the same ids as text.
     private
         Let the slice include the sender's system prompt.
+    side
+        Ask about the first few documents only.
     """
 
     mode: str
@@ -59,6 +62,7 @@ class Asking:
     fraction: float | None = None
     by_text: bool = False
     private: bool = False
+    side: bool = False
 
     @property
     def name(self) -> str:
@@ -82,23 +86,28 @@ class Asking:
 
 
 def askings(session: Session) -> list[Asking]:
-    """Everything that is asked, the text first."""
+    """Everything that is asked: what the targets are about, then what is asked aside."""
     scope = session.scope
     wanted = ("exact", scope.hop_profile, "tiny")
     whole = [Asking("continue", "all", name) for name in scope.profiles if name in wanted]
-    return [
-        Asking("continue", "all", by_text=True),
-        *whole,
-        *(Asking("slice", spans, by_text=True) for spans in ("prompt", "generated", "all")),
-        *(Asking("slice", spans, fraction=0.0) for spans in ("prompt", "generated", "all")),
+    main = [
+        Asking("slice", by_text=True),
+        Asking("slice", fraction=0.0),
+        Asking("slice-unshifted", fraction=0.0),
+        *(Asking("slice-recompute", fraction=share) for share in scope.fractions),
+        Asking("slice-clean", fraction=0.0),
+        Asking("slice-mismatched", fraction=0.0),
+    ]
+    aside = [
+        *(Asking("slice", spans, by_text=True) for spans in ("generated", "all")),
+        *(Asking("slice", spans, fraction=0.0) for spans in ("generated", "all")),
         Asking("slice", "prompt", scope.hop_profile, fraction=0.0),
-        Asking("slice-unshifted", "prompt", fraction=0.0),
-        *(Asking("slice-recompute", "prompt", fraction=share) for share in scope.fractions),
-        Asking("slice-clean", "prompt", fraction=0.0),
         Asking("slice", "prompt", by_text=True, private=True),
         Asking("slice", "prompt", fraction=0.0, private=True),
-        Asking("slice-mismatched", "prompt", fraction=0.0),
+        Asking("continue", "all", by_text=True),
+        *whole,
     ]
+    return [*main, *(replace(asking, side=True) for asking in aside)]
 
 
 class Reading:
@@ -278,15 +287,18 @@ def summed_up(agent: Agent, document: Document) -> Turn:
 
 def tasks(session: Session) -> list[Task]:
     """One measurement per document and way of asking, document by document."""
+    asked = askings(session)
     return [
         _task(session, number, asking)
-        for number in range(_documents(session))
-        for asking in askings(session)
+        for number in range(max(_documents(session, asking) for asking in asked))
+        for asking in asked
+        if number < _documents(session, asking)
     ]
 
 
-def _documents(session: Session) -> int:
-    return -(-session.scope.questions // FACTS)
+def _documents(session: Session, asking: Asking) -> int:
+    wanted = -(-session.scope.questions // FACTS)
+    return min(wanted, _SIDE_DOCUMENTS) if asking.side else wanted
 
 
 def _task(session: Session, number: int, asking: Asking) -> Task:
@@ -312,7 +324,7 @@ def rows(session: Session) -> list[JSON]:
 
 
 def _pairs(session: Session, asking: Asking) -> Iterator[tuple[JSON, JSON]]:
-    for number in range(_documents(session)):
+    for number in range(_documents(session, asking)):
         both = session.found([_task(session, number, asking), _task(session, number, asking.truth)])
         if len(both) == 2:
             yield both[0], both[1]

@@ -41,7 +41,8 @@ class TestConformance(CodecTests):
     def bound(self, tensor):
         """That of each block's own codec."""
         blocks = tensor.split(tensor.shape[-1] // 4, dim=-1)
-        parts = zip(blocks, self.codec.parts(), strict=True)
+        made = [Int(bits=int(digit), group=64, first=4) for digit in self.codec.bits]
+        parts = zip(blocks, made, strict=True)
         return torch.cat([int_bound(block.contiguous(), part) for block, part in parts], dim=-1)
 
 
@@ -109,3 +110,11 @@ def test_without_a_steady_rope_of_all_channels_there_are_no_bands(rope: RopeSpec
     assert keys.packer.to_json()["bits"] == 4
     with pytest.raises(InputError, match="has 1 bands of keys, not 4"):
         key_chain(layout, 1, (2, 3, 5, 6))
+
+
+@pytest.mark.parametrize("field", [{"axis": "token"}, {"axis": "tensor"}, {"scales": "u8"}])
+def test_blocks_are_of_channels(field: dict[str, str]):
+    """Other axes would put one group into several blocks; scales of one byte gain nothing."""
+    with pytest.raises(InputError) as caught:
+        IntBlocks(**field)
+    assert caught.value.at == f"$.{next(iter(field))}"

@@ -9,18 +9,17 @@ that differ by up to four between blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from kvbaton.codecs.base import Shape, StoredShape, TensorToBytes, require_choice, require_int
-from kvbaton.codecs.grouped import MAX_FIRST
-from kvbaton.codecs.groups import MAX_GROUP
-from kvbaton.codecs.integer import Int
-from kvbaton.codecs.scales import KINDS
+from kvbaton.codecs import planes
+from kvbaton.codecs import scales as stored
+from kvbaton.codecs.base import Shape
+from kvbaton.codecs.grouped import Grouped
+from kvbaton.codecs.groups import Grid
 from kvbaton.errors import InputError
-from kvbaton.types import Fidelity, FidelityClass, Place, StoredTensor
+from kvbaton.types import Fidelity, FidelityClass, Place
 
 if TYPE_CHECKING:
     import torch
@@ -30,19 +29,24 @@ _DIGITS = frozenset("2345678")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntBlocks(TensorToBytes):
-    """Each block of channels as :class:`~kvbaton.codecs.integer.Int` stores it, one after another.
+class IntBlocks(Grouped):
+    """As :class:`~kvbaton.codecs.integer.Int` per channel, each block in its own number of bits.
+
+    Parameters are stored as ``Int`` stores them.  Codes are packed tile by tile and, within a
+    tile, block by block.
 
     Parameters
     ----------
     bits
         One digit per block, 2 to 8; blocks are equal runs of channels, in order.
+    axis
+        ``channel``; groups of one token's channels would lie in several blocks.
     group
         Tokens of a channel that share offset and scale; 0 takes all of a segment.
     first
         Tokens at positions below this are stored as they are.
     scales
-        How parameters are stored: ``f32``, ``f16`` or ``u8``.
+        How parameters are stored: ``f32`` or ``f16``.
     """
 
     name: ClassVar[str] = "int-blocks"
@@ -50,21 +54,20 @@ class IntBlocks(TensorToBytes):
 
     bits: str = "24462446"
     group: int = 128
-    first: int = 0
-    scales: str = "f16"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         digits = self.bits
-        if not (
-            type(digits) is str and 1 <= len(digits) <= MAX_BLOCKS and _DIGITS.issuperset(digits)
-        ):
+        good = type(digits) is str and 1 <= len(digits) <= MAX_BLOCKS
+        if not (good and _DIGITS.issuperset(digits)):
             raise InputError(
                 f"bits is {str(digits)[:80]!r}, not 1 to {MAX_BLOCKS} digits from 2 to 8",
                 at="$.bits",
             )
-        require_int(self.group, 0, MAX_GROUP, "group")
-        require_int(self.first, 0, MAX_FIRST, "first")
-        require_choice(self.scales, KINDS, "scales")
+        if self.axis != "channel":
+            raise InputError(f"axis is {self.axis!r}, not channel", at="$.axis")
+        if self.scales == "u8":
+            raise InputError("scales is 'u8', not f32 or f16", at="$.scales")
 
     def check(self, shape: Shape, place: Place) -> None:
         """Refuse blocks that do not divide ``head_dim``."""
@@ -73,71 +76,95 @@ class IntBlocks(TensorToBytes):
                 f"{len(self.bits)} blocks do not divide a head_dim of {shape[-1]}", at="$.bits"
             )
 
-    def parts(self) -> tuple[Int, ...]:
-        """The codec of each block."""
-        return _parts(self.bits, self.group, self.first, self.scales)
+    @property
+    def code_bits(self) -> int:
+        """Bits of the longest code."""
+        return int(max(self.bits))
 
-    def places(self, dtype: str, shape: Shape, place: Place) -> Iterator[tuple[Int, int, int]]:
-        """Codec, first byte and end of each block: blocks begin at multiples of 8."""
-        heads, tokens, dim = shape
-        stop = 0
-        for part in self.parts():
-            (stored,) = part.storage(dtype, (heads, tokens, dim // len(self.bits)), place).values()
-            start = -(-stop // 8) * 8
-            stop = start + stored.shape[0]
-            yield part, start, stop
+    def parameter_bytes(self, grid: Grid) -> int:
+        """Offsets and scales of all channels."""
+        return stored.stored_bytes(self.scales, grid, offsets=True)
 
-    def storage(self, dtype: str, shape: Shape, place: Place) -> Mapping[str, StoredShape]:
-        """One tensor of bytes."""
-        self.check(shape, place)
-        *_, (_, _, stop) = self.places(dtype, shape, place)
-        return {"": StoredShape("U8", (stop,))}
+    def code_bytes(self, grid: Grid) -> int:
+        """Bytes of the codes of one head."""
+        return sum(size for _, parts in self._places(grid) for _, size in parts)
 
-    def pack(self, tensor: torch.Tensor, dtype: str, place: Place) -> Mapping[str, StoredTensor]:
-        """Block after block."""
-        shape = tuple(tensor.shape)
-        (wanted,) = self.storage(dtype, shape, place).values()
-        data = memoryview(bytearray(wanted.shape[0]))
-        width = shape[-1] // len(self.bits)
-        for index, (part, start, stop) in enumerate(self.places(dtype, shape, place)):
-            block = tensor[..., index * width : (index + 1) * width].contiguous()
-            data[start:stop] = part.pack(block, dtype, place)[""].data
-        return {"": StoredTensor("", "U8", wanted.shape, data)}
-
-    def unpack(
-        self, stored: Mapping[str, memoryview], dtype: str, shape: Shape, place: Place
-    ) -> torch.Tensor:
-        """In float32, on the host."""
-        import torch
-
-        return self.unpack_on(stored, dtype, shape, place, device=torch.device("cpu"))
-
-    def unpack_on(
-        self,
-        stored: Mapping[str, memoryview],
-        dtype: str,
-        shape: Shape,
-        place: Place,
-        *,
-        device: torch.device,
-    ) -> torch.Tensor:
-        """In float32; stored bytes travel to the device, not numbers."""
-        import torch
-
-        heads, tokens, dim = shape
+    def levels(self, dim: int) -> tuple[int, ...]:
+        """The largest code of each channel."""
         width = dim // len(self.bits)
-        result = torch.empty(shape, dtype=torch.float32, device=device)
-        for index, (part, start, stop) in enumerate(self.places(dtype, shape, place)):
-            block = part.unpack_on(
-                {"": stored[""][start:stop]}, dtype, (heads, tokens, width), place, device=device
+        return tuple((1 << int(digit)) - 1 for digit in self.bits for _ in range(width))
+
+    def _levels(self, like: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(self.levels(like.shape[-1]), dtype=torch.float32, device=like.device)
+
+    def quantize(
+        self, body: torch.Tensor, grid: Grid, place: Place
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters as bytes, and codes ``[heads, tokens, dim]`` uint8."""
+        import torch
+
+        from kvbaton.codecs.conversion import refuse_input
+
+        low, high = grid.reduced(body, torch.amin) + 0.0, grid.reduced(body, torch.amax) + 0.0
+        levels = self._levels(low)
+        data, ranges = stored.store(low, high, levels, self.scales, self.axis)
+        wrong = stored.bad_parameters(ranges, levels)
+        if wrong:
+            raise refuse_input(f"{wrong[0]}: numbers beyond what {self.scales} can hold", place)
+        inverse = torch.where(ranges.scales > 0, 1.0 / ranges.scales, 0.0)
+        scaled = (body - grid.spread(ranges.offsets)) * grid.spread(inverse)
+        return data, scaled.round().clamp(min=0).minimum(levels).to(torch.uint8)
+
+    def dequantize(
+        self, parameters: torch.Tensor, codes: torch.Tensor, grid: Grid, place: Place
+    ) -> torch.Tensor:
+        """``offset + code * scale``, float32."""
+        from kvbaton.codecs.conversion import refuse_stored
+
+        ranges = stored.load(parameters, self.scales, grid, 1)
+        wrong = stored.bad_parameters(ranges, self._levels(ranges.scales))
+        if wrong:
+            raise refuse_stored(*wrong, place)
+        return codes.float() * grid.spread(ranges.scales) + grid.spread(ranges.offsets)
+
+    def pack_codes(self, codes: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Bytes of codes: head by head, tile by tile, block by block."""
+        import torch
+
+        parts, start = [], 0
+        for tile in grid.tiles:
+            blocks = codes[:, start : start + tile].split(self._width(grid), dim=2)
+            parts += [
+                planes.pack(block.flatten(1), int(digit))
+                for block, digit in zip(blocks, self.bits, strict=True)
+            ]
+            start += tile
+        return torch.cat(parts, dim=1).flatten()
+
+    def unpack_codes(self, data: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Inverse of :meth:`pack_codes`."""
+        import torch
+
+        rows, at, tiles = data.view(grid.heads, -1), 0, []
+        for tile, parts in self._places(grid):
+            blocks = []
+            for digit, size in parts:
+                codes = planes.unpack(rows[:, at : at + size], tile * self._width(grid), digit)
+                blocks.append(codes.view(grid.heads, tile, -1))
+                at += size
+            tiles.append(torch.cat(blocks, dim=2))
+        return torch.cat(tiles, dim=1)
+
+    def _width(self, grid: Grid) -> int:
+        return grid.dim // len(self.bits)
+
+    def _places(self, grid: Grid) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Tokens of each tile, and bits and bytes of its blocks."""
+        for tile in grid.tiles:
+            count = tile * self._width(grid)
+            yield (
+                tile,
+                [(int(digit), planes.packed_bytes(count, int(digit))) for digit in self.bits],
             )
-            result[..., index * width : (index + 1) * width] = block
-        return result
-
-
-@cache
-def _parts(bits: str, group: int, first: int, scales: str) -> tuple[Int, ...]:
-    return tuple(
-        Int(bits=int(digit), axis="channel", group=group, first=first, scales=scales)
-        for digit in bits
-    )

@@ -114,10 +114,21 @@ class Grouped(TensorToBytes):
         raw = heads * (tokens - grid.tokens) * dim * DTYPE_BYTES[dtype]
         if not grid.tokens:
             return Sections(raw, raw, raw)
-        codes = sum(planes.packed_bytes(tile * dim, self.code_bits) for tile in grid.tiles)
         parameters = _aligned(raw)
         start = _aligned(parameters + self.parameter_bytes(grid))
-        return Sections(parameters, start, start + heads * codes)
+        return Sections(parameters, start, start + heads * self.code_bytes(grid))
+
+    def code_bytes(self, grid: Grid) -> int:
+        """Bytes of the codes of one head."""
+        return sum(planes.packed_bytes(tile * grid.dim, self.code_bits) for tile in grid.tiles)
+
+    def pack_codes(self, codes: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Bytes of codes ``[heads, tokens, dim]``: tile after tile of a head, head after head."""
+        return pack_tiles(codes, grid, self.code_bits)
+
+    def unpack_codes(self, data: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Inverse of :meth:`pack_codes`."""
+        return unpack_tiles(data, grid, self.code_bits)
 
     def storage(self, dtype: str, shape: Shape, place: Place) -> Mapping[str, StoredShape]:
         """One tensor of bytes."""
@@ -145,7 +156,7 @@ class Grouped(TensorToBytes):
             body = as_float32(tensor[:, exact:], place)
             parameters, codes = self.quantize(body, grid, place)
             data[parts.parameters : parts.parameters + len(parameters)] = parameters
-            data[parts.codes :] = _pack_tiles(codes, grid, self.code_bits)
+            data[parts.codes :] = self.pack_codes(codes, grid)
         return {"": StoredTensor("", "U8", stored.shape, memoryview(data.cpu().numpy()))}
 
     def unpack(
@@ -183,7 +194,7 @@ class Grouped(TensorToBytes):
             result[:, :exact] = raw
         if grid.tokens:
             stop = parts.parameters + self.parameter_bytes(grid)
-            codes = _unpack_tiles(data[parts.codes :], grid, self.code_bits)
+            codes = self.unpack_codes(data[parts.codes :], grid)
             result[:, exact:] = self.dequantize(
                 data[parts.parameters : stop].clone(), codes, grid, place
             )
@@ -199,7 +210,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // 8) * 8
 
 
-def _pack_tiles(codes: torch.Tensor, grid: Grid, bits: int) -> torch.Tensor:
+def pack_tiles(codes: torch.Tensor, grid: Grid, bits: int) -> torch.Tensor:
     """Bytes of codes ``[heads, tokens, dim]``: tile after tile of a head, head after head."""
     import torch
 
@@ -210,7 +221,8 @@ def _pack_tiles(codes: torch.Tensor, grid: Grid, bits: int) -> torch.Tensor:
     return torch.cat(parts, dim=1).flatten()
 
 
-def _unpack_tiles(data: torch.Tensor, grid: Grid, bits: int) -> torch.Tensor:
+def unpack_tiles(data: torch.Tensor, grid: Grid, bits: int) -> torch.Tensor:
+    """Inverse of :func:`pack_tiles`."""
     import torch
 
     rows = data.view(grid.heads, -1)

@@ -57,7 +57,7 @@ def stored_bytes(kind: str, grid: Grid, *, offsets: bool) -> int:
 
 
 def store(
-    low: torch.Tensor, high: torch.Tensor, levels: int, kind: str, axis: str
+    low: torch.Tensor, high: torch.Tensor, levels: int | torch.Tensor, kind: str, axis: str
 ) -> tuple[torch.Tensor, Ranges]:
     """Stored bytes of ranges ``low`` to ``high`` of ``levels`` steps, and what they are read as."""
     if kind == "f32":
@@ -122,7 +122,7 @@ def load_scales(data: torch.Tensor, kind: str, grid: Grid) -> torch.Tensor:
     return _read_coded(data[:heads], data[heads:], grid)
 
 
-def bad_parameters(ranges: Ranges, levels: int) -> tuple[str, Fault] | None:
+def bad_parameters(ranges: Ranges, levels: int | torch.Tensor) -> tuple[str, Fault] | None:
     """What is wrong with parameters: numbers that are not finite, or scales below zero."""
     import torch
 
@@ -147,10 +147,12 @@ def floor_half(numbers: torch.Tensor) -> torch.Tensor:
     return stepped.view(torch.float16)
 
 
-def over(numbers: torch.Tensor, number: float) -> torch.Tensor:
-    """Numbers over one number, rounded once; GPUs multiply by the inverse of a plain number."""
+def over(numbers: torch.Tensor, number: float | torch.Tensor) -> torch.Tensor:
+    """Numbers over one number or others, rounded once; GPUs multiply by a plain one's inverse."""
     import torch
 
+    if isinstance(number, torch.Tensor):
+        return numbers / number
     return numbers / torch.full((), number, dtype=numbers.dtype, device=numbers.device)
 
 

@@ -1,4 +1,4 @@
-"""``kvbaton bench ttft`` and ``bench stores``: ratios within one run, against honest rivals."""
+"""``kvbaton bench ttft``, ``stores`` and ``codecs``: ratios in one run, against honest rivals."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ SHAPES = {
  "grown": {"tokens", "bytes_written", "stored_bytes", "limit_bytes"}, "decode_ratio", "samples"}],
  "summary": {"targets": [{"target", "tokens", "dtype", "limit", "at_least", "value", "met"}],
  "import_s", "import_limit_s"}, "environment", "settings"}""",
+    "codecs": """{"memcpy_gb_s", "rows": [{"codec", "shape", "dtype", "encode_gb_s", "decode_gb_s",
+ "encode_over_memcpy", "decode_over_memcpy", "memcpy_gb_s", "bits_per_element", "max_abs_error"}],
+ "skipped", "repeats", "environment"}""",
     "stores": """{"size_bytes", "range_bytes", "repeats", "memcpy_gb_s", "blake3_gb_s",
  "sha256_gb_s", "stores": [{"store", "label", "put_gb_s", "get_gb_s", "ranges_gb_s",
  "put_over_memcpy", "get_over_memcpy", "ranges_over_memcpy"}], "environment"}""",
@@ -46,6 +49,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("ttft")(bench_ttft)
     group.command("stores")(bench_stores)
+    group.command("codecs")(bench_codecs)
     group.command("fidelity")(bench_fidelity)
     app.add_typer(group, name="bench")
 
@@ -145,6 +149,37 @@ def bench_stores(
         result = measure_stores(plan, step.say)
     line = environment_line(result)
     output.result(result, lambda console: _show(console, line, [store_table(result)], markdown))
+
+
+def bench_codecs(
+    shapes: Annotated[
+        str, typer.Option("--shapes", metavar="MODEL,...", help="Whose layers: see the guide.")
+    ] = "smollm2-135m,8b",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="D,...", help="dtypes of the cache.")
+    ] = "float32,bfloat16",
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Timed runs; the shortest count.")
+    ] = 15,
+    markdown: MarkdownFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Speed of codecs and profiles on one thread, against memcpy in the same run.
+
+    Beside them torch.save, and transformers' QuantizedCache where its back ends are installed.
+    """
+    from kvbaton.bench.codecs import CodecBench, measure_codecs
+    from kvbaton.bench.codecs_report import codec_tables
+    from kvbaton.bench.report import environment_line
+
+    output = Output(as_json)
+    plan = CodecBench(_parts(dtype), _parts(shapes), repeats)
+    with output.progress("bench codecs") as step:
+        result = measure_codecs(plan, step.say)
+    for name, reason in result["skipped"].items():
+        output.warn(f"{name} was left out: {reason}")
+    line = environment_line(result)
+    output.result(result, lambda console: _show(console, line, codec_tables(result), markdown))
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Fused:
         import numpy as np
 
         encode = _encoders().get(tensor.dtype)
-        if encode is None or not tensor.is_cpu or not tensor.numel():
+        if encode is None or not tensor.is_cpu or not tensor.numel() or _others_warm():
             return None
         job = self._job(tensor.dtype, tensor.shape, place)
         if not tensor.is_contiguous():
@@ -84,7 +84,7 @@ class Fused:
         import torch
 
         dtype, decode = _decoders().get(name, (None, None))
-        if dtype is None or decode is None or data.readonly:
+        if dtype is None or decode is None or data.readonly or _others_warm():
             return None
         job = self._job(dtype, shape, place)
         if len(data) != job.size:
@@ -202,6 +202,7 @@ def warm(chains: Iterable[CodecChain], dtype: str) -> None:
     """Compile the kernels that chains need for a dtype, or load them from disk.
 
     Takes seconds the first time on a machine; call it in the background before the first take.
+    Until it is done, other threads use the readable codecs rather than wait for it.
     """
     import torch
 
@@ -212,8 +213,16 @@ def warm(chains: Iterable[CodecChain], dtype: str) -> None:
         return
     shape, place = (1, 2, 64 * max(1, _group(chain))), Place("v", 0, 1 << 20)
     tensor = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
-    (stored,) = chain.encode(tensor, place)
-    chain.decode({"": stored.data}, dtype, shape, place)
+    _warming.add(threading.get_ident())
+    try:
+        (stored,) = chain.encode(tensor, place)
+        chain.decode({"": stored.data}, dtype, shape, place)
+    finally:
+        _warming.discard(threading.get_ident())
+
+
+def _others_warm() -> bool:
+    return bool(_warming) and threading.get_ident() not in _warming
 
 
 def _group(chain: CodecChain) -> int:
@@ -223,6 +232,8 @@ def _group(chain: CodecChain) -> int:
 
 # --- tables and memory -------------------------------------------------------------------------
 
+_warming: set[int] = set()
+"""Threads that compile kernels at this moment."""
 _tables: OrderedDict[tuple[Any, ...], _Floats] = OrderedDict()
 _scratch = threading.local()
 

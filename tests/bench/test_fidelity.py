@@ -131,7 +131,7 @@ def test_answers_side_by_side_are_those_of_asking_one_by_one(family: str) -> Non
     """Questions of different lengths behind one cache get the answers they get alone."""
     engine = families.tiny(family)
     context = [11 + i % 200 for i in range(9)]
-    questions = [[20, 30, 40], [50], [60, 70, 80, 90, 100]]
+    questions = [[20, 30, 40], [20, 30, 50, 51], [20, 30, 40, 70, 80, 90, 100]]
     alone = []
     for ids in questions:
         cache, said = engine.new_cache(32), []

@@ -1,8 +1,8 @@
 """Many questions behind one cache at once.
 
 Every question sees the cache and itself, none sees another one: they stand side by side at the
-same positions, kept apart by the mask.  In exact arithmetic the answers are those of asking one
-by one; the cache is read once for all of them.
+same positions, kept apart by the mask; what they begin with alike is fed once.  In exact arithmetic
+the answers are those of asking one by one; the cache is read once for all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kvbaton.errors import EmptyInput, WindowExceeded
+from kvbaton.types import common_prefix
 
 
 @torch.inference_mode()
@@ -44,7 +45,7 @@ def greedy_answers(
         raise WindowExceeded(f"{start} tokens and a question do not fit the model's window")
     asked = _SideBySide(engine, cache, start)
     try:
-        logits = asked.feed(questions)
+        logits = asked.feed(questions, alike=_alike(questions))
         found: list[list[int]] = [[] for _ in questions]
         open_ones = set(range(len(questions)))
         for step in range(new_tokens):
@@ -62,6 +63,13 @@ def greedy_answers(
     return [tuple(ids) for ids in found]
 
 
+def _alike(questions: Sequence[Sequence[int]]) -> int:
+    """How many ids all questions begin with alike; each keeps one of its own."""
+    first, *others = questions
+    alike = min(map(len, questions)) - 1
+    return min((common_prefix(first[:alike], other[:alike]) for other in others), default=0)
+
+
 class _SideBySide:
     """Feeds ids of several questions in one pass; knows whose each position of the cache is."""
 
@@ -72,20 +80,23 @@ class _SideBySide:
         self._lengths: list[int] = []
         self._start = start
 
-    def feed(self, several: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits ``[questions, vocab]`` float32 behind the last id of each."""
-        if not self._lengths:
-            self._lengths = [self._start] * len(several)
-        ids: list[int] = []
-        owners: list[int] = []
-        positions: list[int] = []
+    def feed(self, several: Sequence[Sequence[int]], *, alike: int = 0) -> torch.Tensor:
+        """Logits ``[questions, vocab]`` float32 behind the last id of each.
+
+        The first ``alike`` ids are the same for all of them.
+        """
+        ids = list(several[0][:alike])
+        owners, positions = [-1] * alike, list(range(self._start, self._start + alike))
         last: list[int] = []
+        if not self._lengths:
+            self._lengths = [self._start + alike] * len(several)
         for number, new in enumerate(several):
-            ids.extend(new)
-            owners.extend([number] * len(new))
+            own = new[alike:]
             first = self._lengths[number]
-            positions.extend(range(first, first + len(new)))
-            self._lengths[number] += len(new)
+            ids.extend(own)
+            owners.extend([number] * len(own))
+            positions.extend(range(first, first + len(own)))
+            self._lengths[number] += len(own)
             last.append(len(ids) - 1)
         return self._run(ids, self._tensor(owners), self._tensor(positions), self._tensor(last))
 

@@ -27,7 +27,8 @@ from kvbaton.sources import Spans
 from kvbaton.taking import refused
 from kvbaton.types import JSON, Baton, Mode, TokenRun
 
-NEW_TOKENS = 8
+NEW_TOKENS = 6
+"""A space, four digits and what ends the answer."""
 _SIDE_DOCUMENTS = 6
 _ROOM = 800
 """Positions for all questions side by side, and their answers."""

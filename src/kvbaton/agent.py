@@ -60,7 +60,7 @@ DEADLINE_S = 60.0
 """Default time to the first token of a take."""
 
 Log = Callable[[Receipt], None]
-WatchFor = Callable[[Fidelity], TokenWatch | None]
+WatchFor = Callable[[Fidelity, Decoding], TokenWatch | None]
 
 
 class Agent:
@@ -107,7 +107,7 @@ class Agent:
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream, self.deadline_s, self.log = stream, deadline_s, log
-        self.watch_for: WatchFor = watch_for or (lambda fidelity: None)
+        self.watch_for: WatchFor = watch_for or (lambda fidelity, how: None)
         self.conversation: Conversation | None = None
 
     def forget(self) -> None:
@@ -433,7 +433,7 @@ class Agent:
             wanted, cache = taker.joined(opened, said)
         else:
             wanted, cache = taker.whole(opened[0], said, messages)
-        watch = None if cache is None else self.watch_for(account.fidelity)
+        watch = None if cache is None else self.watch_for(account.fidelity, how)
         return self._answer(cache, wanted, how, account, watch=watch, strict=strict)
 
     def _without_baton(
@@ -541,6 +541,8 @@ class Agent:
         said = [i for i in answer.ids if i not in chat.stop_ids]
         talk.messages.append({"role": "assistant", "content": chat.text_of(said)})
         clock.seconds["first_forward"] = answer.ttft_s
+        held_back_s = answer.shown_s - answer.ttft_s
+        clock.seconds["shown"] = clock.seconds.get("ttft", 0.0) + max(0.0, held_back_s)
         turn = self._turn(talk, wanted, answer, account)
         if answer.fired is not None:
             return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))

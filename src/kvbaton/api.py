@@ -21,16 +21,18 @@ from kvbaton.codecs.calibration import (
 )
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
-from kvbaton.decoding import TokenWatch
+from kvbaton.decoding import Decoding, TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
-from kvbaton.probes.first_tokens import range_among, watch_of
+from kvbaton.probes.first_tokens import WatchRange, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
+from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
+from kvbaton.tuning.watch import stored_watch_range
 from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
 
 if TYPE_CHECKING:
@@ -168,25 +170,36 @@ def _read_calibrations(function: str, data_dir: Path, stamp: int) -> Calibration
 
 
 def watch_for(engine: Engine) -> agent.WatchFor:
-    """Which watch an answer gets: one of the calibrated range of what its cache was encoded with.
+    """Which watch the first tokens of an answer get.
 
     Answers from exact caches are not watched: their bytes are the ones that the sender computed
-    with.  Neither are those of models for which no range was measured.
+    with.  Neither are those of models on which no range was measured.
     """
 
-    def watch(fidelity: Fidelity) -> TokenWatch | None:
+    def watch(fidelity: Fidelity, how: Decoding) -> TokenWatch | None:
         if fidelity.kind is FidelityClass.EXACT:
             return None
-        known = _calibrations(engine.function.digest)
-        record = known.get(fidelity.calibration) if fidelity.calibration else None
-        records = [record] if record is not None else known.records
-        for one in records:
-            limits = range_among(one.ranges)
-            if limits is not None:
-                return watch_of(cast("TransformersEngine", engine), limits)
-        return None
+        limits = _watch_range(engine.function.digest)
+        if limits is None:
+            return None
+        measured = how.sampling.temperature <= 1  # higher temperatures were not
+        return watch_of(cast("TransformersEngine", engine), limits, choices=measured)
 
     return watch
+
+
+def _watch_range(function: str) -> WatchRange | None:
+    """The range of a function; read again when the folder has changed."""
+    data_dir = settings.from_environment().data_dir
+    folder = data_dir / WATCH_FOLDER
+    stamp = folder.stat().st_mtime_ns if folder.is_dir() else 0
+    return _read_watch_range(function, data_dir, stamp)
+
+
+@lru_cache(maxsize=16)
+def _read_watch_range(function: str, data_dir: Path, stamp: int) -> WatchRange | None:
+    del stamp  # part of the key only
+    return stored_watch_range(function, data_dir)
 
 
 def plan_of(engine: Engine, profile: str) -> CodecPlan | None:

@@ -210,14 +210,84 @@ def test_agents_share_a_prefix_across_processes(cli: Cli, tiny: Path, document: 
     assert taken["reused_tokens"] == made["tokens"]
 
 
-def test_a_slice_is_refused(cli: Cli, tiny: Path, document: Path) -> None:
-    """Modes that are not there yet are refused before anything is computed."""
-    store = document.with_name("store")
+def export(cli: Cli, tiny: Path, document: Path, *more: object) -> Result:
+    """Export a document into the store beside it."""
+    place = ("--store", document.with_name("store"))
+    return cli("export", "--model", tiny, "--context", document, *place, *DTYPE, "--json", *more)
+
+
+def test_slices_are_joined_in_the_order_in_which_they_are_given(
+    cli: Cli, tiny: Path, document: Path
+) -> None:
+    """Two unanswered contexts, without their system prompt, behind the receiver's own."""
+    batons = []
+    for words in ("You plan the doors.", "You code the doors."):
+        document.write_text(words * 3, encoding="utf-8")
+        done = export(
+            cli, tiny, document, "--mode", "slice", "--spans", "prompt", "--system", "Hello there"
+        )
+        batons.append(done.json["baton"])
+    place = ("--store", document.with_name("store"), "--json")
+    given = [part for one in batons for part in ("--baton", one)]
     done = cli(
-        "export", "--model", tiny, "--context", document, "--store", store, "--mode", "slice"
-    )
-    assert done.code == 3
-    assert "not supported yet" in done.err
+        "take", "--model", tiny, *given, *place, *DTYPE, "--instruction", "Go on",
+        "--max-new-tokens", "2", "--repair", "0",
+    )  # fmt: skip
+    receipt = done.json["receipt"]
+    assert (receipt["mode"], receipt["route"]) == ("slice", "baton")
+    assert receipt["batons"] == batons
+    assert receipt["fidelity"]["class"] == "approximate"
+    assert receipt["recomputed_token_layers"] == 0
+
+
+def test_a_clean_slice_is_for_slices(cli: Cli, tiny: Path, document: Path) -> None:
+    """``--clean`` says what it is for."""
+    done = export(cli, tiny, document, "--clean")
+    assert (done.code, done.json["error"]["code"]) == (3, "input-error")
+
+
+def test_a_profile_that_was_not_measured_names_the_command(
+    cli: Cli, tiny: Path, document: Path
+) -> None:
+    """Exit 3, before anything is computed, with what to run."""
+    done = export(cli, tiny, document, "--profile", "layered")
+    assert (done.code, done.json["error"]["code"]) == (3, "not-calibrated")
+    assert "kvbaton tune-codec" in done.json["error"]["hint"]
+
+
+def test_a_measured_profile_is_used_by_both_sides(
+    cli: Cli, tiny: Path, document: Path, measured: Any
+) -> None:
+    """Fewer bytes, fidelity and record in the receipt, route baton."""
+    record = measured("compact")
+    exact = export(cli, tiny, document)
+    done = export(cli, tiny, document, "--profile", "compact", "--system", "Hello there")
+    assert done.json["bytes_written"] < exact.json["bytes_written"]
+    place = ("--store", document.with_name("store"), "--json")
+    taken = cli(
+        "take", "--model", tiny, "--baton", done.json["baton"], *place, *DTYPE,
+        "--instruction", "Go on", "--max-new-tokens", "2",
+    )  # fmt: skip
+    receipt = taken.json["receipt"]
+    assert receipt["route"] == "baton"
+    assert receipt["fidelity"] == {
+        "class": "lossy", "codec": "compact", "calibration": record.digest
+    }  # fmt: skip
+
+
+def test_what_stays_in_a_small_window_can_be_chosen(cli: Cli, tiny: Path, document: Path) -> None:
+    """The receipt names the strategy; the answer has the room that it was promised."""
+    document.write_text("Every door has a key. " * 20, encoding="utf-8")
+    done = export(cli, tiny, document, "--importance")
+    place = ("--store", document.with_name("store"), "--json")
+    taken = cli(
+        "take", "--model", tiny, "--baton", done.json["baton"], *place, *DTYPE,
+        "--instruction", "Go on", "--max-new-tokens", "200", "--overflow", "importance",
+    )  # fmt: skip
+    receipt = taken.json["receipt"]
+    assert receipt["reasons"][0]["code"] == "window-fitted"
+    assert receipt["route"] == "baton"
+    assert receipt["context_tokens"] + 200 <= 512
 
 
 def test_a_context_longer_than_the_window_is_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:

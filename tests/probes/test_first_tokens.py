@@ -14,11 +14,9 @@ from tests.probes.conftest import TEXTS
 from kvbaton.decoding import Decoding, decode
 from kvbaton.errors import FormatError
 from kvbaton.probes.first_tokens import (
-    RANGE,
     AlarmCount,
     Watch,
     WatchRange,
-    range_among,
     sureness,
     watch_of,
 )
@@ -128,15 +126,6 @@ def test_a_damaged_range_is_refused_with_its_place(change: dict[str, object], at
     with pytest.raises(FormatError) as error:
         WatchRange.from_json(LIMITS.to_json() | change, at="$.ranges")
     assert error.value.at == at
-
-
-def test_a_record_keeps_the_range_among_others() -> None:
-    """It is found by its name; a record without one is none the worse."""
-    assert range_among({RANGE: LIMITS.to_json(), "other": 1}) == LIMITS
-    assert range_among({"other": 1}) is None
-    with pytest.raises(FormatError) as error:
-        range_among({RANGE: {}})
-    assert error.value.at == "$.ranges.first_tokens"
 
 
 # --- on a model --------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_an_agent_whose_watch_alarms_answers_from_the_ids(agent_of: Any, stream:
     baton = handed_off(agent_of)
     wanted = by_text(agent_of, baton)
     shown: list[str] = []
-    receiver = agent_of("b", stream=stream, watch_for=lambda fidelity: Scripted(4, 3))
+    receiver = agent_of("b", stream=stream, watch_for=lambda fidelity, how: Scripted(4, 3))
     turn = receiver.take(baton.id, "Go on", max_new_tokens=12, on_text=shown.append)
     receipt = turn.receipt
     assert (receipt.outcome, receipt.route) == (Outcome.KV_UNUSABLE, Route.TEXT)
@@ -218,7 +218,7 @@ def test_an_agent_whose_watch_passes_uses_the_cache(agent_of: Any) -> None:
     """The answer is the one of an unwatched receiver, by the baton."""
     baton = handed_off(agent_of)
     plain = agent_of("a").take(baton.id, "Go on", max_new_tokens=12)
-    watched = agent_of("b", watch_for=lambda fidelity: Scripted(4))
+    watched = agent_of("b", watch_for=lambda fidelity, how: Scripted(4))
     turn = watched.take(baton.id, "Go on", max_new_tokens=12)
     assert (turn.receipt.route, turn.ids) == (Route.BATON, plain.ids)
 
@@ -226,7 +226,7 @@ def test_an_agent_whose_watch_passes_uses_the_cache(agent_of: Any) -> None:
 def test_strict_receivers_refuse_on_alarm(agent_of: Any) -> None:
     """The error carries the reason, and no answer is given."""
     baton = handed_off(agent_of)
-    receiver = agent_of("b", watch_for=lambda fidelity: Scripted(4, 1))
+    receiver = agent_of("b", watch_for=lambda fidelity, how: Scripted(4, 1))
     with pytest.raises(BatonRefused, match="odd") as error:
         receiver.take(baton.id, "Go on", max_new_tokens=12, strict=True)
     assert error.value.reason_code == "first-tokens-odd"
@@ -235,5 +235,5 @@ def test_strict_receivers_refuse_on_alarm(agent_of: Any) -> None:
 def test_what_was_not_taken_is_not_watched(agent_of: Any) -> None:
     """A text route has nothing to watch: the watch is never asked for."""
     asked: list[Any] = []
-    agent_of("b", watch_for=asked.append).run("Hello there", max_new_tokens=3)
+    agent_of("b", watch_for=lambda *given: asked.append(given)).run("Hello there", max_new_tokens=3)
     assert asked == []

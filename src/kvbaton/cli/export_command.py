@@ -89,6 +89,13 @@ def export(
         bool,
         typer.Option("--clean", help="For slice: compute it anew, without what it leaves out."),
     ] = False,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance",
+            help="Record how much attention the tokens get, for receivers with a small window.",
+        ),
+    ] = False,
     profile: ProfileOption = EXACT_PROFILE,
     instruction: Annotated[
         str,
@@ -132,7 +139,7 @@ def export(
         turn = _read(agent, None if shared else text, max_new_tokens, sliced=mode is Mode.SLICE)
         step.say("storing the cache")
         terms = Terms(instruction, summary, goal, round_, receiver)
-        baton = agent.hand_off(turn, mode=mode, **chosen, **asdict(terms))
+        baton = agent.hand_off(turn, mode=mode, importance=importance, **chosen, **asdict(terms))
     output.result(_to_json(baton), lambda console: _show(output, console, baton))
 
 

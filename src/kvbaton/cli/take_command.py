@@ -16,6 +16,7 @@ from kvbaton.cli.loading import load_engine
 from kvbaton.cli.options import Dtype, DtypeOption, ModelOption, StoreOption, SystemOption
 from kvbaton.cli.output import JsonFlag, Output, bytes_text, print_table, visible
 from kvbaton.errors import EmptyInput, InputError
+from kvbaton.policy.fitting import FitStrategy
 from kvbaton.types import JSON, BatonRef, Mode, Reason, Receipt
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ SHAPES = {
   "reasons": [{"code", "sentence", "at"?}], "warnings": [{"code", "sentence", "at"?}],
   "context_tokens", "reused_tokens", "pending_tokens", "computed_tokens", "generated_tokens",
   "probe_tokens", "recomputed_token_layers", "bytes_moved", "bytes_deduplicated",
-  "seconds": {"get", "verify", "decode", "align", "attach", "first_forward", "ttft", "total"},
+  "seconds": {"get", "verify", "decode", "align", "attach", "first_forward", "ttft", "shown",
+   "total"},
   "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
   "freshness", "first_divergence", "finish"}}"""
 }
@@ -95,6 +97,24 @@ def take(
             "tokens are prefilled. By default the settings' own.",
         ),
     ] = None,
+    repair: Annotated[
+        float | None,
+        typer.Option(
+            "--repair",
+            metavar="SHARE",
+            help="For slices: compute this share of their tokens anew, 0 to 1; a little by "
+            "default.",
+        ),
+    ] = None,
+    overflow: Annotated[
+        FitStrategy,
+        typer.Option(
+            "--overflow",
+            metavar="HOW",
+            help="What stays when the window is too small: refuse, drop-oldest, importance, or "
+            "summary (the sender's).",
+        ),
+    ] = FitStrategy.REFUSE,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail instead of answering without the baton's cache.")
     ] = False,
@@ -123,6 +143,7 @@ def take(
         for one in baton:
             open_manifest(opened, places.trust_domain(), one)
     engine = load_engine(output, model, dtype=dtype.value)
+    from kvbaton.agent import DEFAULT_REPAIR
     from kvbaton.api import Agent
     from kvbaton.context import Context
 
@@ -142,6 +163,8 @@ def take(
             mode=mode,
             deadline_s=limit_s,
             strict=strict,
+            overflow=overflow,
+            repair=DEFAULT_REPAIR if repair is None else repair,
             max_new_tokens=max_new_tokens,
             on_text=answer.piece,
         )

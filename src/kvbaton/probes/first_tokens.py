@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kvbaton.engines.transformers.engine import TransformersEngine
 
 FORMAT = "kvbaton first tokens 1"
-RANGE = "first_tokens"
-"""Name of the range among the ranges of a calibration record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class WatchRange:
     false_alarms: tuple[AlarmCount, ...] = field(default=())
 
     def to_json(self) -> JSON:
-        """As a calibration record keeps it."""
+        """As it is stored."""
         return {
             "format": FORMAT,
             "tokens": self.tokens,
@@ -211,18 +209,6 @@ class Watch:
         have been judged already.
         """
         return None
-
-
-def range_among(ranges: JSON, *, at: str = "$.ranges") -> WatchRange | None:
-    """The range among those of a calibration record; None where it was not measured.
-
-    Raises
-    ------
-    FormatError
-        It is damaged.
-    """
-    found = ranges.get(RANGE)
-    return None if found is None else WatchRange.from_json(found, at=f"{at}.{RANGE}")
 
 
 def sureness(logits: torch.Tensor) -> tuple[float, float]:

@@ -226,7 +226,8 @@ class Reading:
     def _another(self) -> Turn:
         """A turn about a longer document that has none of the codes."""
         document = _document(self.session, _IMPOSTOR, longer=1.5)
-        return summed_up(self.session.agent("other", self.session.relay()), document)
+        sender = self.session.agent("other", self.session.relay(), document.system)
+        return summed_up(sender, document)
 
     def _by_text(self, prompt: SlicePrompt) -> Any:
         """The receiver's beginning with the slice's ids prefilled behind it."""

@@ -77,8 +77,8 @@ class Scope:
     questions: int = 200
     texts: int = 5
     positions: int = POSITIONS
-    prefix_tokens: int = 500
-    before_tokens: int = 700
+    prefix_tokens: int = 600
+    before_tokens: int = 500
     slice_tokens: int = 1024
     document_tokens: int = 300
     choosers: tuple[str, ...] = (DEFAULT_CHOOSER, "deviation")

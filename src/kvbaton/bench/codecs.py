@@ -64,8 +64,8 @@ def measure_codecs(plan: CodecBench, say: Say) -> JSON:
     -------
     JSON
         ``memcpy_gb_s`` of the first dtype and shape, and ``rows``: per codec speeds in GB/s of K
-        and V in the cache's dtype (GB are 10^9 bytes), the same over memcpy's, bits per element, and
-        the largest change of an element.  ``skipped`` says which rivals are not here, and why.
+        and V in the cache's dtype (GB are 10^9 bytes), the same over memcpy's, bits per element,
+        and the largest change of an element.  ``skipped`` says which rivals are not here, and why.
     """
     rows: list[JSON] = []
     skipped: dict[str, str] = {}

@@ -262,7 +262,8 @@ class CodecChain:
     def _fused(self) -> Fused | None:
         from kvbaton.codecs.fused import fused
 
-        return fused(self)
+        made = fused(self)
+        return None if made is None else _remembered(self.codecs, made)
 
     def pack_stepwise(
         self, tensor: torch.Tensor, dtype: str, place: Place
@@ -345,6 +346,17 @@ class CodecChain:
         for codec in reversed(self.behind):
             data = codec.expand(data, limit)
         return data
+
+
+_kernels: dict[tuple[Codec, ...], Fused] = {}
+_KERNELS_REMEMBERED = 1024
+
+
+def _remembered(codecs: tuple[Codec, ...], made: Fused) -> Fused:
+    """One kernel for equal chains: each segment's header makes its own, and kernels keep memory."""
+    if len(_kernels) >= _KERNELS_REMEMBERED:
+        _kernels.clear()
+    return _kernels.setdefault(codecs, made)
 
 
 def _joined(name: str, suffix: str) -> str:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvbaton.codecs import planes
-from kvbaton.codecs.groups import Grid
+from kvbaton.codecs.blocks import IntBlocks
 from kvbaton.codecs.hadamard import Hadamard
 from kvbaton.codecs.integer import Int
 from kvbaton.codecs.scales import KINDS, scale_table, scale_thresholds
@@ -34,7 +33,7 @@ _REMEMBERED = 128
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Job:
+class Job:
     """A kernel's integers for one dtype and shape, and the memory that it needs."""
 
     integers: Any
@@ -52,23 +51,25 @@ class Fused:
     A segment of a small model is encoded in some microseconds, so what can be looked up is.
     """
 
-    def __init__(self, turn: Unrotate | None, rotation: Hadamard | None, packer: Int) -> None:
+    def __init__(
+        self, turn: Unrotate | None, rotation: Hadamard | None, packer: Int | IntBlocks
+    ) -> None:
         self._turn, self._rotation, self._packer = turn, rotation, packer
-        self._jobs: dict[tuple[Any, ...], _Job] = {}
+        self._jobs: dict[tuple[Any, ...], Job] = {}
 
     def pack(self, tensor: torch.Tensor, place: Place) -> memoryview | None:
         """Stored bytes of a tensor on the host, or None."""
         import numpy as np
 
         encode = _encoders().get(tensor.dtype)
-        if encode is None or not tensor.is_cpu or not tensor.numel() or _others_warm():
+        if encode is None or not tensor.is_cpu or not tensor.numel() or others_warm():
             return None
         job = self._job(tensor.dtype, tensor.shape, place)
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
         out = np.empty((job.size + 7) & ~7, np.uint8)
         table = job.table if job.table is not None else self._turns(place, job, tensor.shape)
-        failed = encode(tensor.data_ptr(), out, job.integers, table, *_memory(job))
+        failed = encode(tensor.data_ptr(), out, job.integers, table, *memory(job))
         return None if failed else out.data[: job.size]
 
     def unpack(
@@ -84,7 +85,7 @@ class Fused:
         import torch
 
         dtype, decode = _decoders().get(name, (None, None))
-        if dtype is None or decode is None or data.readonly or _others_warm():
+        if dtype is None or decode is None or data.readonly or others_warm():
             return None
         job = self._job(dtype, shape, place)
         if len(data) != job.size:
@@ -92,12 +93,12 @@ class Fused:
         if out is None:
             out = torch.empty(shape, dtype=dtype)
         table = job.table if job.table is not None else self._turns(place, job, shape)
-        floats, _, codes = _memory(job)
+        floats, _, codes = memory(job)
         read = np.frombuffer(data, np.uint8)
         failed = decode(read, out.data_ptr(), job.integers, table, floats, codes)
         return None if failed else out
 
-    def _job(self, dtype: torch.dtype, shape: Shape, place: Place) -> _Job:
+    def _job(self, dtype: torch.dtype, shape: Shape, place: Place) -> Job:
         first = self._packer.first - place.first
         exact = 0 if first <= 0 else min(first, shape[1])
         rope = place.rope if self._turn is not None else None
@@ -110,7 +111,7 @@ class Fused:
     def _rope(self, place: Place) -> RopeSpec | None:
         return place.rope if self._turn is not None else None
 
-    def _described(self, dtype: torch.dtype, shape: Shape, place: Place, exact: int) -> _Job:
+    def _described(self, dtype: torch.dtype, shape: Shape, place: Place, exact: int) -> Job:
         import numpy as np
 
         from kvbaton.codecs.dtypes import SAFETENSORS_NAMES
@@ -126,8 +127,8 @@ class Fused:
         integers[[at.HEADS, at.TOKENS, at.DIM]] = shape
         integers[at.EXACT], integers[at.TILE], integers[at.GROUP] = exact, grid.tile, grid.size
         integers[at.AXIS] = at.TOKEN_AXIS if packer.axis == "token" else at.CHANNEL_AXIS
-        integers[at.BITS], integers[at.KIND] = packer.bits, KINDS.index(packer.scales)
-        integers[at.SYMMETRIC] = packer.symmetric
+        integers[at.BITS], integers[at.KIND] = packer.code_bits, KINDS.index(packer.scales)
+        integers[at.SYMMETRIC] = isinstance(packer, Int) and packer.symmetric
         if rope is not None:
             integers[at.ROTARY] = rope.rotary_dim
             integers[at.PAIRING] = 1 if rope.pairing == "half" else 2
@@ -135,29 +136,29 @@ class Fused:
         integers[at.PARAMETERS], integers[at.CODES] = parts.parameters, parts.codes
         per_head = grid.count // shape[0]
         integers[at.COUNT_PER_HEAD] = per_head
-        integers[at.PACKED_PER_HEAD] = _packed(grid, packer.bits)
+        integers[at.PACKED_PER_HEAD] = packer.code_bytes(grid)
         integers[at.TABLE] = at.TURNS
         body = (shape[1] - exact) * shape[2]
         tile = min(grid.tile * shape[2], max(1, body))
         floats = body + 2 * per_head + 16 * shape[2] + tile
         table = _table(None, 0, 0, self._block(shape)) if rope is None else None
-        return _Job(integers, parts.stop, exact, floats, 2 * shape[2], tile, table)
+        return Job(integers, parts.stop, exact, floats, 2 * shape[2], tile, table)
 
     def _block(self, shape: Shape) -> int:
         return self._rotation.size(shape[2]) if self._rotation is not None else 1
 
-    def _turns(self, place: Place, job: _Job, shape: Shape) -> _Floats:
+    def _turns(self, place: Place, job: Job, shape: Shape) -> _Floats:
         rope, exact = self._rope(place), job.exact
         return _table(rope, place.first + exact, shape[1] - exact, self._block(shape))
-
-
-def _packed(grid: Grid, bits: int) -> int:
-    return sum(planes.packed_bytes(tile * grid.dim, bits) for tile in grid.tiles)
 
 
 def fused(chain: CodecChain) -> Fused | None:
     """The kernel of a chain, if there is one and numba is installed."""
     packer = chain.packer
+    if type(packer) is IntBlocks:
+        from kvbaton.codecs.fused_blocks import fused_blocks
+
+        return fused_blocks(chain)
     if type(packer) is not Int or packer.clip or packer.axis == "tensor":
         return None
     kinds = [type(codec) for codec in chain.before]
@@ -204,29 +205,37 @@ def warm(chains: Iterable[CodecChain], dtype: str) -> None:
     Takes seconds the first time on a machine; call it in the background before the first take.
     Until it is done, other threads use the readable codecs rather than wait for it.
     """
-    import torch
-
-    from kvbaton.codecs.dtypes import TORCH_DTYPES
-
-    chain = next((c for c in chains if fused(c) is not None), None)
-    if chain is None or dtype not in DTYPES:
+    if dtype not in DTYPES:
         return
-    shape, place = (1, 2, 64 * max(1, _group(chain))), Place("v", 0, 1 << 20)
-    tensor = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
+    kinds = {type(kernel): chain for chain in chains if (kernel := fused(chain)) is not None}
     _warming.add(threading.get_ident())
     try:
-        (stored,) = chain.encode(tensor, place)
-        chain.decode({"": stored.data}, dtype, shape, place)
+        for chain in kinds.values():
+            _compile(chain, dtype)
     finally:
         _warming.discard(threading.get_ident())
 
 
-def _others_warm() -> bool:
+def _compile(chain: CodecChain, dtype: str) -> None:
+    import torch
+
+    from kvbaton.codecs.dtypes import TORCH_DTYPES
+
+    shape, place = (1, 2, 64 * max(1, _group(chain))), Place("v", 0, 1 << 20)
+    (stored,) = chain.encode(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]), place)
+    chain.decode({"": stored.data}, dtype, shape, place)
+
+
+def others_warm() -> bool:
+    """Whether another thread compiles kernels now: the readable codecs are faster meanwhile."""
     return bool(_warming) and threading.get_ident() not in _warming
 
 
 def _group(chain: CodecChain) -> int:
+    """Channels that a multiple of 64 has to have."""
     packer = chain.packer
+    if isinstance(packer, IntBlocks):
+        return len(packer.bits)
     return packer.group if isinstance(packer, Int) and packer.axis == "token" else 1
 
 
@@ -266,9 +275,9 @@ def _new_table(rope: RopeSpec | None, first: int, count: int, block: int) -> _Fl
     return table
 
 
-def _memory(job: _Job) -> tuple[Any, Any, Any]:
+def memory(job: Job) -> tuple[Any, Any, Any]:
     """Floats, keys and codes to work in, of the running thread."""
-    by_job: dict[_Job, tuple[Any, Any, Any]] | None = getattr(_scratch, "by_job", None)
+    by_job: dict[Job, tuple[Any, Any, Any]] | None = getattr(_scratch, "by_job", None)
     if by_job is None:
         by_job = _scratch.by_job = {}
     held = by_job.get(job)
@@ -277,7 +286,7 @@ def _memory(job: _Job) -> tuple[Any, Any, Any]:
     return held
 
 
-def _shared(job: _Job, others: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+def _shared(job: Job, others: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     """Memory that another job has already, where it is large enough."""
     import numpy as np
 

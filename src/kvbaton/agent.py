@@ -268,6 +268,7 @@ class Agent:
         spans: Spans | None = None,
         private: bool = False,
         clean: bool = False,
+        keep: float = 1.0,
         plan: CodecPlan | None = None,
         requantize: bool = False,
         importance: bool = False,
@@ -289,6 +290,8 @@ class Agent:
             out, later tokens have attended to it.
         clean
             Compute the slice anew without what is left out, so that nothing has attended to it.
+        keep
+            Of the slice, leave only this share: the blocks that the last tokens look at most.
         plan
             Encode everything by this codec plan instead of the agent's own.
         requantize
@@ -313,14 +316,14 @@ class Agent:
         StoreError
             The store could not take it.
         """
-        named = spans is not None or private or clean
+        named = spans is not None or private or clean or keep != 1.0
         wanted = _mode(mode) if mode is not None else Mode.SLICE if named else Mode.CONTINUE
         if named and wanted is not Mode.SLICE:
             raise InputError(f"spans are handed off in mode 'slice', not {wanted.value!r}")
         conversation = turn.conversation
         if wanted is Mode.SLICE:
             source, shown = slice_source(
-                self.engine, turn, "all" if spans is None else spans, private=private
+                self.engine, turn, "all" if spans is None else spans, private=private, keep=keep
             )
             if clean:
                 source = computed_alone(self.engine, source)

@@ -163,6 +163,7 @@ class _Decoder:
         self._chains: dict[int, codecs.CodecChain] = {}
         self._places = dict(_places(header))
         self._last: tuple[memoryview, tuple[int, ...], _Tensors] | None = None
+        self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def __call__(self, part: VerifiedLayer) -> DecodedLayer:
         place = part.range
@@ -191,11 +192,29 @@ class _Decoder:
         k_chain, v_chain = self._chain(place.k_codec), self._chain(place.v_codec)
         layout = self._header.layout
         k_place, v_place = layer_places(layout, place.layer, place.run.first)
-        keys = k_chain.decode(stored["k"], layout.dtype, (heads, count, k_dim), k_place)
-        values = v_chain.decode(stored["v"], layout.dtype, (heads, count, v_dim), v_place)
+        k_shape, v_shape = (heads, count, k_dim), (heads, count, v_dim)
+        k_out, v_out = self._memory(k_chain, "k", k_shape), self._memory(v_chain, "v", v_shape)
+        keys = k_chain.decode(stored["k"], layout.dtype, k_shape, k_place, out=k_out)
+        values = v_chain.decode(stored["v"], layout.dtype, v_shape, v_place, out=v_out)
         if k_chain.views and v_chain.views:
             self._last = data, structure, (keys, values)
         return keys, values
+
+    def _memory(
+        self, chain: codecs.CodecChain, name: str, shape: tuple[int, ...]
+    ) -> torch.Tensor | None:
+        """Where to decode to: one layer is copied on before the next one comes."""
+        if chain.views:
+            return None
+        found = self._scratch.get((name, shape))
+        if found is None:
+            import torch
+
+            from kvbaton.codecs.dtypes import TORCH_DTYPES
+
+            found = torch.empty(shape, dtype=TORCH_DTYPES[self._header.layout.dtype])
+            self._scratch[name, shape] = found
+        return found
 
     def _chain(self, codec: int) -> codecs.CodecChain:
         chain = self._chains.get(codec)

@@ -107,16 +107,20 @@ class Join:
         """Fill the gaps and mend the slices, in one pass where that can be; the mended rows."""
         repair = self.repair
         ids, account = self.prompt.ids[: cache.length], self.account
-        scored = repair is not None and (repair.needs_deviation or repair.needs_importance)
+        alone = repair is not None and (
+            repair.needs_deviation or repair.needs_importance or repair.layers is not None
+        )
         chosen: Sequence[int] = ()
-        if repair is not None and not scored:
+        if repair is not None and not alone:
             chosen = chosen_rows(self._attached, repair)
         rows = sorted({*gaps, *chosen})
         if rows:
             account.recomputed += self.engine.recompute(cache, ids, rows)
-        if repair is not None and scored:
+        if repair is not None and alone:
             mended = mend(self.engine, cache, ids, self._attached, repair)
             chosen, account.recomputed = mended.rows, account.recomputed + mended.token_layers
+        if repair is not None and repair.needs_deviation:  # to measure it changes every row
+            return frozenset(p for run in self._attached for p in range(run.first, run.stop))
         return frozenset(chosen)
 
 

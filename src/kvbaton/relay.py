@@ -585,7 +585,8 @@ class Relay:
     def _shifter(self) -> Any:
         from kvbaton.alignment.shift import Shifter
 
-        return Shifter(self.engine.layout, self.engine.layout)
+        layout, tables = self.engine.layout, self.engine.frequencies
+        return Shifter(layout, layout, tables_from=tables, tables_to=tables)
 
     def _open_segments(
         self,

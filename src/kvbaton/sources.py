@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
-from kvbaton.alignment.slicing import require_sliceable
-from kvbaton.backing import Source
+from kvbaton.alignment.slicing import as_runs, by_importance, require_sliceable
+from kvbaton.backing import Source, cut
 from kvbaton.conversation import Turn, clip
 from kvbaton.engines.base import Engine
 from kvbaton.errors import InputError, SliceError
-from kvbaton.policy.fitting import Importance
+from kvbaton.policy.fitting import BLOCK_TOKENS, Importance
 from kvbaton.prompts import packed_spans
 from kvbaton.types import BlockScores, Mode, Span, TokenRun
 
@@ -38,9 +39,9 @@ def whole_source(turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
 
 
 def slice_source(
-    engine: Engine, turn: Turn, spans: Spans, *, private: bool
+    engine: Engine, turn: Turn, spans: Spans, *, private: bool, keep: float = 1.0
 ) -> tuple[Source, tuple[Span, ...]]:
-    """Chosen spans of a turn, one behind the other.
+    """Chosen spans of a turn, one behind the other; of them the share that is looked at most.
 
     Raises
     ------
@@ -49,10 +50,45 @@ def slice_source(
     """
     require_sliceable(engine.layout)
     runs = turn.runs(spans, private=private)
+    if keep != 1.0:
+        whole = turn.conversation.source(turn.tokens, turn.cached)
+        runs = important_runs(engine, whole, runs, keep)
     source = turn.conversation.source(turn.tokens, turn.cached, runs)
     if source.packed_cached == 0:
         raise SliceError("the slice has no keys and values yet", at="$.spans")
     return source, packed_spans(turn.spans, runs)
+
+
+def important_runs(
+    engine: Engine, source: Source, runs: Sequence[TokenRun], keep: float
+) -> tuple[TokenRun, ...]:
+    """The blocks of ``runs`` that the last tokens look at most, in their order.
+
+    The first block and the last stay, and so do tokens that have no KV yet.
+
+    Parameters
+    ----------
+    keep
+        Share of the blocks that stay, more than 0 and at most 1.
+
+    Raises
+    ------
+    SliceError
+        ``keep`` is no such share.
+    """
+    if not 0 < keep <= 1:
+        raise SliceError(f"a share lies between 0 and 1, not at {keep}", at="$.keep")
+    blocks = [block for run in runs for block in cut(run.first, run.stop, BLOCK_TOKENS)]
+    ids, cached = source.ids[: source.cached], source.cached
+    shares = engine.attention_importance(source.cache, ids, queries=min(QUERIES, cached)).sum(0)
+    scores = [
+        float(shares[b.first : b.stop].mean()) if b.stop <= cached else math.inf for b in blocks
+    ]
+    count = max(min(2, len(blocks)), math.ceil(keep * len(blocks)))
+    ends = 1 if count > 1 else 0
+    kept = by_importance(scores, count, sinks=ends, recent=ends)
+    chosen = [TokenRun(b.first, b.count) for run in kept for b in blocks[run.first : run.stop]]
+    return as_runs(chosen, tokens=len(source.ids))
 
 
 def computed_alone(engine: Engine, source: Source) -> Source:

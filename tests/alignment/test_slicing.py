@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbaton.alignment.slicing import (
-    Move,
     as_runs,
     by_importance,
     by_role,
-    deeper_layers,
-    laid_out,
     require_sliceable,
     slice_refusal,
 )
@@ -192,28 +189,3 @@ def test_importance_that_cannot_be(keep: int, sinks: int, words: str) -> None:
     """Keeping nothing, more than there is, or fewer than the ends is refused."""
     with pytest.raises(SliceError, match=words):
         by_importance([0.0] * 5, keep, sinks=sinks, recent=0)
-
-
-def test_deeper_layers() -> None:
-    """Layers below the computed ones are not taken; taking none is refused."""
-    layout = KVLayout("F32", (FULL,) * 4)
-    assert deeper_layers(layout, 0) == (0, 1, 2, 3)
-    assert deeper_layers(layout, 3) == (3,)
-    for wrong in (-1, 4):
-        with pytest.raises(SliceError, match="of 4 layers"):
-            deeper_layers(layout, wrong)
-
-
-# -- places -----------------------------------------------------------------------------------
-
-
-def test_slices_of_several_senders_by_hand() -> None:
-    """Runs lie one behind the other, senders in the order given, each with its own distance."""
-    moves = laid_out([[TokenRun(10, 5), TokenRun(20, 2)], [TokenRun(0, 3)]], first=8)
-    assert moves == (
-        Move(TokenRun(10, 5), 8, 0),
-        Move(TokenRun(20, 2), 13, 0),
-        Move(TokenRun(0, 3), 15, 1),
-    )
-    assert [m.shift for m in moves] == [-2, -7, 15]
-    assert [m.new_run for m in moves] == [TokenRun(8, 5), TokenRun(13, 2), TokenRun(15, 3)]

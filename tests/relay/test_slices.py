@@ -95,6 +95,37 @@ def test_a_prompt_can_be_handed_off_before_anything_is_decoded(agent_of: Any) ->
     assert whole.receipt.reused_tokens == turn.cached
 
 
+def test_a_slice_can_be_thinned_out_by_attention(agent_of: Any) -> None:
+    """``keep`` leaves the blocks that the last tokens look at, with the first and the last one."""
+    sender = agent_of("a", stream=False)
+    turn = sender.run(LONG * 2, max_new_tokens=20)
+    whole = sender.hand_off(turn, spans="prompt")
+    thin = sender.hand_off(turn, spans="prompt", keep=0.5)
+    wanted, kept = len(whole.transcript.ids), len(thin.transcript.ids)
+    assert wanted / 3 < kept < wanted
+    assert thin.transcript.ids[:16] == whole.transcript.ids[:16]
+    taken = agent_of("b").take(thin, "Go on", max_new_tokens=3)
+    assert taken.receipt.route is Route.BATON
+    with pytest.raises(SliceError) as caught:
+        sender.hand_off(turn, spans="prompt", keep=0.0)
+    assert caught.value.at == "$.keep"
+
+
+def test_a_receiver_can_compute_the_first_layers_itself(agent_of: Any, engine: Any) -> None:
+    """``Repair(1.0, layers=n)`` computes n layers of every row, and keeps the deeper ones."""
+    sender = agent_of("a", system="You plan")
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=20), spans="prompt")
+    turn = agent_of("b", system="You code").take(
+        baton, "Go on", max_new_tokens=1, repair=Repair(1.0, layers=1)
+    )
+    assert turn.receipt.recomputed_token_layers == len(baton.transcript.ids)
+    untouched = agent_of("c", system="You code").take(baton, "Go on", max_new_tokens=1, repair=None)
+    own = len(engine.chat.leading("You code", None).ids)
+    run = slice(own, own + len(baton.transcript.ids))
+    mine, theirs = turn.conversation.cache.layers[-1], untouched.conversation.cache.layers[-1]
+    assert torch.equal(mine.values[:, :, run], theirs.values[:, :, run])
+
+
 @pytest.mark.parametrize(
     ("spans", "at"),
     [

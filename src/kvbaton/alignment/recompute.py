@@ -52,6 +52,9 @@ class Repair:
         One of ``CHOOSERS``, or ``auto``.
     queries, check_layer
         For choosers that go by importance, and by deviation.
+    layers
+        Compute only the first so many layers anew, and keep the sender's deeper ones; None for
+        all.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class Repair:
     chooser: str = DEFAULT_CHOOSER
     queries: int = QUERIES
     check_layer: int = CHECK_LAYER
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         known = (DEFAULT_CHOOSER, *CHOOSERS)
@@ -76,6 +80,8 @@ class Repair:
             )
         if self.queries < 1 or self.check_layer < 1:
             raise InputError("queries and the check layer are at least 1", at="$.queries")
+        if self.layers is not None and self.layers < 1:
+            raise InputError("at least one layer is computed anew", at="$.layers")
 
     @property
     def choice(self) -> str:
@@ -214,7 +220,9 @@ class Recomputing(Protocol):
 
     layout: KVLayout
 
-    def recompute(self, cache: Any, ids: Sequence[int], rows: Sequence[int]) -> int:
+    def recompute(
+        self, cache: Any, ids: Sequence[int], rows: Sequence[int], *, layers: int | None = None
+    ) -> int:
         """Compute rows anew in place; the number of rows times layers."""
         ...
 
@@ -272,7 +280,7 @@ def mend(
         return Repaired()
     scores, spent = _measured(engine, cache, ids, runs, repair)
     rows = (*chosen_rows(runs, repair, scores), *range(runs[-1].stop, len(ids)))
-    return Repaired(rows, spent + engine.recompute(cache, ids, rows))
+    return Repaired(rows, spent + engine.recompute(cache, ids, rows, layers=repair.layers))
 
 
 def _require_inside(runs: Sequence[TokenRun], tokens: int) -> None:

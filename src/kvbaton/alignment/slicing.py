@@ -1,9 +1,8 @@
-"""Which tokens become a slice, and where they go: pure functions on spans and token ranges."""
+"""Which tokens become a slice: pure functions on spans and token ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -173,7 +172,7 @@ def _is_wanted(span: Span, selection: Selection, prompt_tokens: int | None) -> b
     return said is (selection == "generated")
 
 
-# -- importance and layers ------------------------------------------------------------------------
+# -- importance ------------------------------------------------------------------------
 
 
 def by_importance(
@@ -209,58 +208,3 @@ def by_importance(
     others = sorted((i for i in range(count) if i not in fixed), key=lambda i: (-scores[i], i))
     kept = sorted(fixed.union(others[: max(0, keep - len(fixed))]))
     return tuple(_joined(TokenRun(first + i, 1) for i in kept))
-
-
-def deeper_layers(layout: KVLayout, computed: int) -> tuple[int, ...]:
-    """Layers that are taken from the sender where the receiver computes the first ones itself.
-
-    Raises
-    ------
-    SliceError
-        The model has no such number of first layers, or nothing would be left to take.
-    """
-    layers = len(layout.layers)
-    if not 0 <= computed < layers:
-        raise SliceError(
-            f"a receiver cannot compute {computed} of {layers} layers and take the others",
-            at="$.layers",
-        )
-    return tuple(range(computed, layers))
-
-
-# -- places -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A run of a sender's sequence and the position of its first token at the receiver.
-
-    ``source`` is the index of the sender among several.
-    """
-
-    run: TokenRun
-    new_first: int
-    source: int = 0
-
-    @property
-    def shift(self) -> int:
-        """Distance of the move, in positions."""
-        return self.new_first - self.run.first
-
-    @property
-    def new_run(self) -> TokenRun:
-        """The run at the receiver."""
-        return TokenRun(self.new_first, self.run.count)
-
-
-def laid_out(slices: Sequence[Sequence[TokenRun]], *, first: int) -> tuple[Move, ...]:
-    """Runs of several senders one behind the other, from position ``first`` on.
-
-    Senders come in the order in which they are given, and each one's runs in their own order.
-    """
-    moves: list[Move] = []
-    for source, runs in enumerate(slices):
-        for run in runs:
-            moves.append(Move(run, first, source))
-            first += run.count
-    return tuple(moves)

@@ -93,6 +93,22 @@ def test_the_whole_of_float16_and_its_borders():
     )
 
 
+@pytest.mark.parametrize("scales", ["f32", "f16", "u8"])
+@pytest.mark.parametrize("axis", ["channel", "token"])
+@pytest.mark.parametrize("size", [1e-45, 1e-41, 1e-38, 1e-30, 1e30])
+def test_kernels_equal_the_readable_codecs_at_the_ends_of_float32(scales, axis, size):
+    """Subnormal numbers, whose scales have no inverse, and huge ones."""
+    tensor = numbers((2, 40, 16), 5) * size
+    chain = CodecChain((Int(bits=4, axis=axis, group=0, scales=scales),))
+    compiled = fused(chain).pack(tensor, Place("v", 0, 0))
+    if compiled is None:
+        with pytest.raises(InputError):
+            chain.encode(tensor, Place("v", 0, 0))
+        return
+    (readable,) = chain.pack_stepwise(tensor, "F32", Place("v", 0, 0)).values()
+    assert bytes(compiled) == bytes(readable.data)
+
+
 @pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("token", [0, 5, 9])
 def test_kernels_leave_odd_numbers_to_the_readable_codecs(value, token):

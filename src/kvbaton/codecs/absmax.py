@@ -45,7 +45,7 @@ class AbsMax(Grouped):
         data, scales = stored.store_scales(stored.over(largest, self.top), self.scales)
         if not bool(torch.isfinite(scales).all()):
             raise refuse_input(f"numbers beyond what {self.scales} scales can hold", place)
-        inverse = torch.where(scales > 0, 1.0 / scales, 0.0)
+        inverse = stored.inverses(scales)
         return data, self.coded(body * grid.spread(inverse))
 
     def dequantize(

@@ -156,6 +156,13 @@ def over(numbers: torch.Tensor, number: float | torch.Tensor) -> torch.Tensor:
     return numbers / torch.full((), number, dtype=numbers.dtype, device=numbers.device)
 
 
+def inverses(scales: torch.Tensor) -> torch.Tensor:
+    """One over each scale; 0 for scales of 0, and for those so small that there is no inverse."""
+    import torch
+
+    return torch.where(scales >= torch.finfo(torch.float32).tiny, 1.0 / scales, 0.0)
+
+
 def offset_step(scales: torch.Tensor, levels: int) -> torch.Tensor:
     """What one code of a coded offset is worth: 1/255 of the group's range."""
     return scales * _ratio(levels)

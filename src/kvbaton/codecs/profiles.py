@@ -216,11 +216,11 @@ def _layered(layout: KVLayout) -> CodecPlan:
 
 
 def _compact(layout: KVLayout) -> CodecPlan:
-    return bits_plan("compact", layout, lambda layer: ((3, 5, 6, 6), 4))
+    return bits_plan("compact", layout, lambda layer: ((3, 4, 5, 7), 4))
 
 
 def _tiny(layout: KVLayout) -> CodecPlan:
-    return bits_plan("tiny", layout, lambda layer: ((2, 3, 5, 6), 4))
+    return bits_plan("tiny", layout, lambda layer: ((2, 3, 4, 6), 4))
 
 
 def _shallow(layout: KVLayout) -> CodecPlan:

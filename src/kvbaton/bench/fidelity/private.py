@@ -95,11 +95,11 @@ def askings(session: Session) -> list[Asking]:
         Asking("slice", by_text=True),
         Asking("slice", fraction=0.0),
         Asking("slice-unshifted", fraction=0.0),
-        *(Asking("slice-recompute", fraction=share) for share in scope.fractions),
-        Asking("slice-clean", fraction=0.0),
         Asking("slice-mismatched", fraction=0.0),
     ]
     aside = [
+        *(Asking("slice-recompute", fraction=share) for share in scope.fractions),
+        Asking("slice-clean", fraction=0.0),
         *(Asking("slice", spans, by_text=True) for spans in ("generated", "all")),
         *(Asking("slice", spans, fraction=0.0) for spans in ("generated", "all")),
         Asking("slice", "prompt", scope.hop_profile, fraction=0.0),

@@ -10,6 +10,9 @@ from tests.bench.tiny import checkpoint
 from kvbaton import api
 from kvbaton.cli.main import run
 from kvbaton.codecs.calibration import plan_for, stored_calibrations
+from kvbaton.probes import measuring
+from kvbaton.probes.measuring import Effort
+from kvbaton.tuning.watch import stored_watch_range
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away.\n" * 40
 
@@ -65,6 +68,20 @@ def test_a_bound_is_searched_in_float32_and_measured_in_the_dtype_asked_for(
     named = [(row["profile"], row["searched"]) for row in said["records"]]
     assert named == [("tuned", True), ("cheapest", False), ("near-lossless", False)]
     assert len(list((tmp_path / "cache" / "tuning").glob("*.json"))) == 1
+
+
+def test_the_range_of_first_tokens_is_measured_on_demand(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """``--watch`` keeps where honest answers lie, with false alarms by route and codec."""
+    few = Effort(spread_runs=30, limit_runs=199, check_runs=2, shortest=8, longest=16)
+    monkeypatch.setattr(measuring, "Effort", lambda: few)
+    code, said = tune(capsys, model, "--profile", "cheapest", "--watch", "--dtype", "float32")
+    assert code == 0
+    assert [row["caches"] for row in said["watch"]["false_alarms"]] == ["text", "cheapest"]
+    limits = stored_watch_range(said["function"], tmp_path / "data")
+    assert limits is not None
+    assert (limits.limit, limits.runs) == (said["watch"]["limit"], 199)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from kvbaton.types import JSON
 
 if TYPE_CHECKING:
     from kvbaton.codecs.calibration import CalibrationRecord
+    from kvbaton.codecs.plan import CodecPlan
     from kvbaton.tuning import Corpus, Floors, Search, Tuning
     from kvbaton.tuning.tune import Wanted
 
@@ -28,7 +29,8 @@ SHAPES = {
     "tune-codec": """{"model", "dtype", "function", "tokens", "positions", "corpus",
  "noise_floor_kl", "bf16_floor_kl", "records": [{"profile", "digest", "file", "searched",
  "bits_per_element", "kl", "kl_worst", "flips", "ppl_ratio", "noise_multiple", "bf16_multiple",
- "first_layer_error", "texts": [{"text", "kl", "flips", "ppl_ratio"}]}]}"""
+ "first_layer_error", "texts": [{"text", "kl", "flips", "ppl_ratio"}]}],
+ "watch": {"file", "limit", "false_alarms": [{"caches", "alarms", "runs"}]}}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -71,6 +73,14 @@ def tune_codec(
     positions: Annotated[
         int, typer.Option("--positions", metavar="N", min=1, help="Positions that are compared.")
     ] = 128,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Also measure where the first tokens of honest answers lie, so that receivers "
+            "can watch theirs; some hundred short answers.",
+        ),
+    ] = False,
     dtype: DtypeOption = Dtype.BFLOAT16,
     as_json: JsonFlag = False,
 ) -> None:
@@ -91,7 +101,8 @@ def tune_codec(
     session = _Session(output, model, tuple(text or ()))
     records = session.run(with_search_positions(tuning), dtype)
     kept = [store_calibration(record, session.data_dir) for record in records]
-    result = _said(records, kept)
+    limits = session.watch_range(records, dtype) if watch else None
+    result = _said(records, kept) | {"watch": limits}
     output.result(result, lambda console: _show(console, records))
 
 
@@ -124,6 +135,26 @@ class _Session:
         with self._output.progress("measuring") as step:
             corpus = self._corpus(engine, tuning)
             return measured_records(engine, wanted, corpus, tuning, progress=step.say)
+
+    def watch_range(self, records: Sequence[CalibrationRecord], dtype: Dtype) -> JSON:
+        """Measure and keep the range of first tokens, with false alarms by codec."""
+        from kvbaton.bench.kl import coded_cache
+        from kvbaton.bench.texts import text_kinds
+        from kvbaton.probes.measuring import measure_range
+        from kvbaton.tuning.watch import store_watch_range
+
+        engine = self._load(dtype)
+
+        def coded(plan: CodecPlan) -> Callable[[Any, Sequence[int]], Any]:
+            return lambda cache, ids: coded_cache(engine, cache, plan, tokens=cache.length).cache
+
+        caches = {record.profile: coded(record.plan) for record in records}
+        texts = [one.text for one in self._texts or text_kinds()]
+        with self._output.progress("watching first tokens") as step:
+            limits = measure_range(engine, texts, caches=caches, progress=step.say)
+        path = store_watch_range(limits, engine.function.digest, self.data_dir)
+        counted = [asdict(count) for count in limits.false_alarms]
+        return {"file": str(path), "limit": limits.limit, "false_alarms": counted}
 
     def _load(self, dtype: Dtype) -> Any:
         return load_engine(self._output, self._model, dtype=dtype.value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +229,35 @@ def test_a_lost_lossy_segment_is_made_again_losslessly(lossy_agent: Any, store: 
     assert onward.manifest.segments[0].address != baton.manifest.segments[0].address
     last = lossy_agent("c").take(onward, "Go on", max_new_tokens=1)
     assert last.receipt.route is Route.BATON
+
+
+def test_memory_that_runs_out_while_decoding_leaves_the_text_route(
+    lossy_agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The half-filled cache is gone, the ids are prefilled, and the next take goes by baton."""
+    sender, receiver = lossy_agent("a"), lossy_agent("b")
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=9))
+    slots: list[Any] = []
+    make, decode, asked = receiver.engine.slot, CodecChain.decode, [0]
+
+    def slot(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        slots.append(weakref.ref(made))
+        return made
+
+    def failing(self: CodecChain, *args: Any, **options: Any) -> Any:
+        asked[0] += 1
+        if asked[0] == 3:
+            raise MemoryError
+        return decode(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver.engine, "slot", slot)
+        patch.setattr(CodecChain, "decode", failing)
+        turn = receiver.take(baton, "Go on", max_new_tokens=5)
+    (reason,) = turn.receipt.reasons
+    assert (turn.receipt.route, reason.code) == (Route.TEXT, ReasonCode.MEMORY)
+    gc.collect()
+    assert [one() for one in slots] == [None]
+    again = lossy_agent("c").take(baton, "Go on", max_new_tokens=5)
+    assert again.receipt.route is Route.BATON

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.bench.tiny import checkpoint
 from tests.engines import families
 
 from kvbaton.bench.fidelity import private, slices, whole
@@ -18,6 +19,7 @@ from kvbaton.bench.fidelity.run import KnownFloors, measure
 from kvbaton.bench.fidelity.session import Scope, Session
 from kvbaton.bench.fidelity.tables import fidelity_tables
 from kvbaton.bench.fidelity.targets import targets
+from kvbaton.cli.main import run
 from kvbaton.errors import InputError
 
 PROMISED = {
@@ -243,3 +245,27 @@ def test_the_plot_is_a_png_or_an_error_that_says_what_is_missing(
     assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(InputError, match="no profile to draw"):
         plot_frontier([{**result, "rows": []}], file)
+
+
+def test_the_command_prints_its_result_and_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One JSON object with ``--json``, tables without; the second run measures nothing anew."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    monkeypatch.setenv("KVBATON_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("KVBATON_CACHE_DIR", str(tmp_path / "cache"))
+    asked = [
+        "bench", "fidelity", "--model", str(checkpoint(folder)), "--modes", "continue",
+        "--tokens", "64", "--texts", "1", "--profiles", "exact,near-lossless",
+        "--keep", str(tmp_path / "kept.jsonl"),
+    ]  # fmt: skip
+    assert run([*asked, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["profile"] for row in said["rows"]] == ["exact", "near-lossless"]
+    assert run([*asked, "--markdown"]) == 0
+    captured = capsys.readouterr()
+    assert "| near-lossless | F32 | 64 | 1 |" in captured.out
+    assert "not measured" in captured.out
+    assert run([*asked, "--tokens", "many"]) != 0
+    assert "--tokens takes whole numbers" in capsys.readouterr().err

@@ -113,7 +113,7 @@ class IntBlocks(Grouped):
         wrong = stored.bad_parameters(ranges, levels)
         if wrong:
             raise refuse_input(f"{wrong[0]}: numbers beyond what {self.scales} can hold", place)
-        inverse = torch.where(ranges.scales > 0, 1.0 / ranges.scales, 0.0)
+        inverse = stored.inverses(ranges.scales)
         scaled = (body - grid.spread(ranges.offsets)) * grid.spread(inverse)
         return data, scaled.round().clamp(min=0).minimum(levels).to(torch.uint8)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("F32", "BF16", "F16")
 _REMEMBERED = 128
+_JOBS_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,6 +106,7 @@ class Fused:
         key = (dtype, shape, exact, rope and rope.table)
         job = self._jobs.get(key)
         if job is None:
+            _bound(self._jobs)
             job = self._jobs[key] = self._described(dtype, tuple(shape), place, exact)
         return job
 
@@ -282,8 +284,15 @@ def memory(job: Job) -> tuple[Any, Any, Any]:
         by_job = _scratch.by_job = {}
     held = by_job.get(job)
     if held is None:
+        _bound(by_job)
         held = by_job[job] = _shared(job, list(by_job.values()))
     return held
+
+
+def _bound(remembered: dict[Any, Any]) -> None:
+    """Headers of others bring any shape: what is kept for each must not grow without end."""
+    if len(remembered) >= _JOBS_REMEMBERED:
+        remembered.clear()
 
 
 def _shared(job: Job, others: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:

@@ -19,7 +19,7 @@ SHAPES = {
     "inspect": """{"baton", "store", "sender", "created_ms", "mode", "domain", "cached_tokens",
  "pending_tokens", "terms": {"instruction", "summary", "goal", "round", "receiver"},
  "spans": [{"role", "first", "count", "shift"}],
- "segments": [{"address", "kind", "first", "count", "size_bytes", "fidelity", "present"}],
+ "segments": [{"address", "kind", "first", "count", "shift", "size_bytes", "fidelity", "present"}],
  "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"}, "parents",
  "function": {"digest", "parts"}, "producer", "transcript": {"address", "size_bytes"},
  "token_digest", "ref", "sequence", "text"?}"""
@@ -100,6 +100,7 @@ def _segment(ref: SegmentRef, store: Store) -> JSON:
         "kind": ref.span.kind.value,
         "first": ref.span.first,
         "count": ref.span.count,
+        "shift": ref.shift,
         "size_bytes": ref.size_bytes,
         "fidelity": ref.fidelity.to_json(),
         "present": store.exists(Key(Kind.SEGMENT, ref.address)),
@@ -133,8 +134,8 @@ def _show(console: Console, said: JSON) -> None:
     spans = [(s["role"], str(s["first"]), str(s["count"])) for s in said["spans"]]
     print_table(console, ("span", "first", "tokens"), spans, right=" rr")
     console.print()
-    headings = ("segment", "kind", "first", "tokens", "size", "in the store")
-    print_table(console, headings, map(_segment_row, said["segments"]), right="  rrr")
+    headings = ("segment", "kind", "first", "tokens", "moved by", "codec", "size", "in the store")
+    print_table(console, headings, map(_segment_row, said["segments"]), right="  rrr r")
     if "text" in said:
         console.print()
         console.print(visible(said["text"]), markup=False)
@@ -146,6 +147,8 @@ def _segment_row(said: JSON) -> tuple[str, ...]:
         said["kind"],
         str(said["first"]),
         str(said["count"]),
+        "" if said["shift"] is None else f"{said['shift']:+d}",
+        said["fidelity"]["codec"],
         bytes_text(said["size_bytes"]),
         "yes" if said["present"] else "NO",
     )

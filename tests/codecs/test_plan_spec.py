@@ -1,5 +1,8 @@
 """Plans that users write."""
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,9 @@ from kvbaton.types import KVLayout, LayerKind, LayerLayout, RopeSpec
 ROPE = RopeSpec("default", "half", 64, 10000.0, 1.0, "0" * 64)
 LAYER = LayerLayout(LayerKind.FULL, kv_heads=2, k_dim=64, v_dim=64)
 LAYOUT = KVLayout("BF16", (LAYER,) * 12, (ROPE,))
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tune-codecs.md"
 
 
 def names(chain: Any) -> list[str]:
@@ -116,3 +122,14 @@ def test_groups_that_do_not_divide_the_head_are_refused():
     with pytest.raises(InputError, match="layer 5: groups of 48") as caught:
         plan_from_spec({"rules": rules}, LAYOUT)
     assert caught.value.at == "$.rules[1].values.group"
+
+
+def test_the_guide_s_rules_are_a_plan():
+    """Ten raw layers, then 8-bit keys and 4-bit values in groups of 32 channels."""
+    (rules,) = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    plan = plan_from_spec(tomllib.loads(rules), LAYOUT)
+    assert plan.name == "mine"
+    assert names(plan.chains(9)[0]) == ["raw"]
+    keys, values = plan.chains(10)
+    assert (keys.packer.bits, keys.packer.first) == (8, 4)
+    assert (values.packer.bits, values.packer.group, values.packer.first) == (4, 32, 4)

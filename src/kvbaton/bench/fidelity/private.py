@@ -29,7 +29,6 @@ from kvbaton.types import JSON, Baton, Mode, TokenRun
 
 NEW_TOKENS = 6
 """A space, four digits and what ends the answer."""
-_SIDE_DOCUMENTS = 6
 _ROOM = 800
 """Positions for all questions side by side, and their answers."""
 _IMPOSTOR = 400
@@ -299,8 +298,9 @@ def tasks(session: Session) -> list[Task]:
 
 
 def _documents(session: Session, asking: Asking) -> int:
-    wanted = -(-session.scope.questions // FACTS)
-    return min(wanted, _SIDE_DOCUMENTS) if asking.side else wanted
+    scope = session.scope
+    wanted = min(scope.questions, scope.side_questions) if asking.side else scope.questions
+    return -(-wanted // FACTS)
 
 
 def _task(session: Session, number: int, asking: Asking) -> Task:

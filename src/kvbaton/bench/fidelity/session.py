@@ -42,8 +42,9 @@ class Scope:
         Codec profiles, by name.
     modes
         Parts of the benchmark, of ``MODES``.
-    questions
-        Questions about private facts, ten per document.
+    questions, side_questions
+        Questions about private facts, ten per document: where a target is about them, and at most
+        so many elsewhere.
     texts
         Kinds of text at most.
     positions
@@ -75,6 +76,7 @@ class Scope:
     profiles: tuple[str, ...] = PROFILES
     modes: tuple[str, ...] = MODES
     questions: int = 200
+    side_questions: int = 60
     texts: int = 5
     positions: int = POSITIONS
     prefix_tokens: int = 600

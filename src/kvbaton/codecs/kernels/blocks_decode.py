@@ -33,7 +33,6 @@ from kvbaton.codecs.kernels.job import (
 )
 from kvbaton.codecs.kernels.numbers import U
 from kvbaton.codecs.kernels.packing import unpack_codes
-from kvbaton.codecs.kernels.rows import narrow
 
 _MOST = 255
 """Steps that no block has more of: ranges are checked for the worst case."""
@@ -111,8 +110,7 @@ def _head(
         at_byte = _blocks(data, at_byte, held // dim, dim, bits, block, codes)
         if rotary:
             _numbers(codes, U(0), at, held, job, low, high, spread, rows, U(0))
-            _turn(rows, held, dim, at, left, rotary, job, table)
-            narrow(rows, out, start + at * dim, held)
+            _turn(rows, out, start + at * dim, held, dim, at, left, rotary, job, table)
         else:
             _numbers(codes, U(0), at, held, job, low, high, spread, out, start + at * dim)
 

@@ -32,7 +32,7 @@ from kvbaton.codecs.kernels.job import (
 )  # fmt: skip
 from kvbaton.codecs.kernels.numbers import F32, ONE, U, load, save
 from kvbaton.codecs.kernels.packing import unpack_codes
-from kvbaton.codecs.kernels.rows import hadamard, narrow, turn_rows
+from kvbaton.codecs.kernels.rows import hadamard, hadamard_into, turn_into
 
 LIMIT_F32, LIMIT_BF16, LIMIT_F16 = F32(1e37), F32(1e37), F32(2000.0)
 """Ranges whose numbers certainly fit the dtype, whatever the transforms add up."""
@@ -125,23 +125,29 @@ def _head(
             at_byte = unpack_codes(data, at_byte, held, bits, codes)
         if transformed:
             _numbers(source, base, at, held, job, low, high, spread, rows, U(0))
-            if block > U(1):
-                hadamard(rows, held, block, table[NORM])
+            target = start + at * dim
             if rotary:
-                _turn(rows, held, dim, at, left, rotary, job, table)
-            narrow(rows, out, start + at * dim, held)
+                if block > U(1):
+                    hadamard(rows, held, block, table[NORM])
+                _turn(rows, out, target, held, dim, at, left, rotary, job, table)
+            else:
+                hadamard_into(rows, out, target, held, block, table[NORM])
         else:
             _numbers(source, base, at, held, job, low, high, spread, out, start + at * dim)
 
 
 @inlined
 def _turn(
-    rows: Any, held: Any, dim: Any, at: Any, left: Any, rotary: Any, job: Any, table: Any
-) -> None:
+    rows: Any, out: Any, target: Any, held: Any, dim: Any, at: Any, left: Any, rotary: Any,
+    job: Any, table: Any,
+) -> None:  # fmt: skip
     half = rotary // U(2)
     cosines = U(job[TABLE]) + at * half
     sines = cosines + left * half
-    turn_rows(rows, held // dim, dim, table[cosines:], table[sines:], rotary, job[PAIRING], ONE)
+    turn_into(
+        rows, U(0), out, target, held // dim, dim, table[cosines:], table[sines:], rotary,
+        job[PAIRING], ONE,
+    )  # fmt: skip
 
 
 @inlined

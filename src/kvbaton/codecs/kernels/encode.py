@@ -36,7 +36,7 @@ from kvbaton.codecs.kernels.job import (
 )  # fmt: skip
 from kvbaton.codecs.kernels.numbers import F32, I32, ONE, ZERO, U, key, load, number_of, rounded
 from kvbaton.codecs.kernels.packing import pack_codes
-from kvbaton.codecs.kernels.rows import hadamard, turn_rows, widen
+from kvbaton.codecs.kernels.rows import hadamard, turn_into, widen
 
 _MOST, _LEAST = I32(2**31 - 1), I32(-(2**31))
 REPEATS = U(8)
@@ -120,13 +120,15 @@ def _transform(
     source: Any, start: Any, left: Any, dim: Any, job: Any, table: Any, rows: Any
 ) -> None:
     rotary, block = U(job[ROTARY]), U(job[BLOCK])
-    widen(source, start, rows, left * dim)
     if rotary:
         cosines = U(job[TABLE])
-        angles = left * (rotary // U(2))
-        turn_rows(
-            rows, left, dim, table[cosines:], table[cosines + angles :], rotary, job[PAIRING], -ONE
-        )
+        sines = cosines + left * (rotary // U(2))
+        turn_into(
+            source, start, rows, U(0), left, dim, table[cosines:], table[sines:], rotary,
+            job[PAIRING], -ONE,
+        )  # fmt: skip
+    else:
+        widen(source, start, rows, left * dim)
     if block > U(1):
         hadamard(rows, left * dim, block, table[NORM])
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from tests.long.private_facts import Facts, make_facts
 
+import kvbaton
 from kvbaton.pipelines import parse_pipeline, run_pipeline
 from kvbaton.stores import MemoryStore
 from kvbaton.types import Mode, Route
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+MODEL = "qwen2.5-coder-0.5b"
 WORKERS = ("left", "middle", "right")
 ROUNDS, FACTS, SENTENCES = 4, 5, 8
 
@@ -30,8 +32,9 @@ def pipeline_of(notes: dict[str, Facts]) -> Any:
     return parse_pipeline({"name": "join", "agents": agents, "edges": edges})
 
 
-def test_sixty_questions_are_answered_from_three_joined_caches(smollm2_bf16: Any) -> None:
+def test_sixty_questions_are_answered_from_three_joined_caches() -> None:
     """Every taker goes by baton, and at most three answers fewer are right than by text."""
+    engine = kvbaton.load(MODEL, dtype="bfloat16")
     by_slices = by_text = questions = 0
     for number in range(ROUNDS):
         notes = {
@@ -40,7 +43,7 @@ def test_sixty_questions_are_answered_from_three_joined_caches(smollm2_bf16: Any
         }
         codes = [code for facts in notes.values() for _, code in facts.questions]
         result = run_pipeline(
-            pipeline_of(notes), smollm2_bf16, MemoryStore(), route="baton", compare=True
+            pipeline_of(notes), engine, MemoryStore(), route="baton", compare=True
         )
         takers = result.turns[1 + len(WORKERS) :]
         assert {(t.receipt.mode, t.receipt.route) for t in takers} == {(Mode.SLICE, Route.BATON)}
@@ -51,5 +54,5 @@ def test_sixty_questions_are_answered_from_three_joined_caches(smollm2_bf16: Any
             by_text += code in turn.text.output
     print(f"{questions} questions: {by_text} right by text, {by_slices} from joined slices")
     assert questions == 60
-    assert by_text >= 40
+    assert by_text >= 50
     assert by_slices >= by_text - 3

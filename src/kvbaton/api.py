@@ -34,6 +34,7 @@ from kvbaton.stores import Store, open_store
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
 from kvbaton.tuning.watch import stored_watch_range
 from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
+from kvbaton.warming import chains_of, warm_soon
 
 if TYPE_CHECKING:
     import torch
@@ -245,11 +246,14 @@ def relay_for(
         The profile was not measured on this model; the hint is the command that does.
     """
     opened = store if isinstance(store, Store) else open_store(store or MEMORY)
+    plan = plan_of(engine, profile)
+    if plan is not None:
+        warm_soon(chains_of(plan), engine.layout.dtype)
     return Relay(
         engine,
         opened,
         domain or default_domain(),
-        plan=plan_of(engine, profile),
+        plan=plan,
         calibrations=calibrated,
         max_lossy_hops=max_lossy_hops,
     )

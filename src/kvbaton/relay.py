@@ -82,6 +82,7 @@ from kvbaton.types import (
     Transcript,
     worst_fidelity,
 )
+from kvbaton.warming import chains_of, warm_soon
 from kvbaton.wire import manifest, segment, transcript
 from kvbaton.wire.binding import check_segment, ref_digests, run_digests
 from kvbaton.wire.digests import baton_id
@@ -168,6 +169,8 @@ class Relay:
         ``attended`` is the worst that these positions attended to.
         """
         chosen, layout = plan or self.plan, self.engine.layout
+        if not chosen.lossless:
+            warm_soon(chains_of(chosen), layout.dtype)
         exported = clock.timed("export", self.engine.export(cache, spans))
         sliced = slice_layers(exported)
         encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
@@ -612,6 +615,9 @@ class Relay:
                 )
                 if header.layout != self.engine.layout:
                     raise FormatError("the segment has another layout", fault=Fault.RANGES)
+            if header.fidelity.compressed:
+                chains = [codecs.chain_from_json(c, codecs.CODECS) for c in header.codecs]
+                warm_soon(chains, header.layout.dtype)
             opened.append(Opened(index, reader, header, ref.shift or 0))
         return opened
 

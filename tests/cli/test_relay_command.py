@@ -287,3 +287,22 @@ def test_a_writer_that_goes_on_cannot_bring_it_back(places: Path) -> None:
     stop.set()
     writer.join()
     assert list(places.iterdir()) == []
+
+
+def test_a_measured_profile_moves_fewer_bytes(
+    cli: Cli, tiny: Path, pipeline: Path, measured: Any
+) -> None:
+    """Every taker goes by baton, lossy, and reads less than half of the exact bytes."""
+    record = measured("compact")
+    exact = cli("relay", pipeline, "--model", tiny, "--json").json
+    said = cli("relay", pipeline, "--model", tiny, "--profile", "compact", "--json").json
+    for turn, whole in list(zip(said["turns"], exact["turns"], strict=True))[1:]:
+        assert turn["route"] == "baton"
+        assert turn["fidelity"]["calibration"] == record.digest
+        assert turn["bytes_moved"] < whole["bytes_moved"] / 2
+
+
+def test_a_profile_that_was_not_measured_runs_nothing(cli: Cli, tiny: Path, pipeline: Path) -> None:
+    """Exit 3, with the command that measures it."""
+    result = cli("relay", pipeline, "--model", tiny, "--profile", "layered", "--json")
+    assert (result.code, result.json["error"]["code"]) == (3, "not-calibrated")

@@ -8,6 +8,7 @@ from kvbaton import models, settings
 from kvbaton.cli.output import Output
 
 if TYPE_CHECKING:
+    from kvbaton.codecs.plan import CodecPlan
     from kvbaton.engines.base import Engine
 
 
@@ -28,3 +29,13 @@ def load_engine(output: Output, name: str, *, dtype: str) -> Engine:
 
         silence()
         return api.load(name, dtype=dtype)
+
+
+def warm_now(output: Output, plan: CodecPlan, dtype: str) -> None:
+    """Have a plan's kernels compiled before anything is timed."""
+    from kvbaton.warming import chains_of, warm_soon
+
+    thread = warm_soon(chains_of(plan), dtype)
+    if thread is not None:
+        with output.progress("compiling codecs, once on this machine"):
+            thread.join()

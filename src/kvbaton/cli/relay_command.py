@@ -13,7 +13,7 @@ import typer
 from kvbaton import models, settings
 from kvbaton.cli import places
 from kvbaton.cli.inputs import read_text
-from kvbaton.cli.loading import load_engine
+from kvbaton.cli.loading import load_engine, warm_now
 from kvbaton.cli.options import Dtype
 from kvbaton.cli.output import JsonFlag, Output, visible
 from kvbaton.cli.relay_table import export_svg, show_result
@@ -131,6 +131,8 @@ def relay(
     from kvbaton.pipelines import run_pipeline
 
     plan = plan_of(engine, profile or work.profile or EXACT_PROFILE)
+    if plan is not None:
+        warm_now(output, plan, engine.layout.dtype)
     with _Story(output) as story, _store_for(work, engine, store) as (opened, domain):
         result = run_pipeline(
             work,

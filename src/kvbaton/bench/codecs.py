@@ -34,8 +34,8 @@ SHAPES = {
 }
 """``[kv_heads, tokens, head_dim]`` of one layer of a full segment."""
 WORKING_SET_BYTES = 96_000_000
-"""Bytes of K and V that are gone through, several times what processors keep near: about the cache of
-2,048 tokens of SmolLM2-135M in float32."""
+"""Bytes of K and V that are gone through, several times what processors keep near: about the cache
+of 2,048 tokens of SmolLM2-135M in float32."""
 
 Say = Callable[[str], None]
 _Pair = tuple[torch.Tensor, torch.Tensor]

@@ -33,6 +33,7 @@ from kvbaton.types import KVLayout
 TUNED = "tuned"
 """Profile of a plan that was searched under a bound of the user's own."""
 _CLEARLY = 1.25
+_QUIET = frozenset({"F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,12 @@ def measured_records(
         positions=tuning.positions,
         progress=progress,
     )
-    best: dict[str, tuple[Measured, bool]] = {}
+    noisy = engine.layout.dtype not in _QUIET
+    best: dict[str, tuple[tuple[bool, float], Measured, bool]] = {}
     for (name, _, searched), one in zip(wanted, measured, strict=True):
-        if name not in best or _worth(name, one, searched) > _worth(name, *best[name]):
-            best[name] = one, searched
+        worth = _worth(name, one, searched=searched, noisy=noisy)
+        if name not in best or worth > best[name][0]:
+            best[name] = worth, one, searched
     return tuple(
         record_of(
             engine,
@@ -151,19 +154,21 @@ def measured_records(
             searched=searched,
             floors=tuning.floors,
         )
-        for name, (one, searched) in best.items()
+        for name, (_, one, searched) in best.items()
     )
 
 
-def _worth(name: str, measured: Measured, searched: bool) -> tuple[bool, float]:  # noqa: FBT001
+def _worth(name: str, measured: Measured, *, searched: bool, noisy: bool) -> tuple[bool, float]:
     """Plans that keep the profile's bits first, then those that lose less.
 
-    Where a model's own noise hides small losses two plans seem alike: the searched one lost less
-    where there was none, so the other has to be clearly better.
+    In float32 the figures decide.  In other dtypes the model's own noise hides small losses, and
+    two plans seem alike: the searched one lost less without noise, so the other has to be clearly
+    better.
     """
     limit = PROFILES[name].max_bits if name in PROFILES else None
     fits = limit is None or measured.bits_per_element <= limit
-    return fits, -measured.losses.kl * (1.0 if searched else _CLEARLY)
+    doubted = noisy and not searched
+    return fits, -measured.losses.kl * (_CLEARLY if doubted else 1.0)
 
 
 def make_search(

@@ -40,7 +40,8 @@ test: model test-low ## all quick tests, the engine also on the oldest supported
 
 test-low: .venv-low/.stamp ## the engine on the oldest supported transformers
 	$(call SAY,tests of the engine with the oldest supported transformers)
-	@.venv-low/bin/python -m pytest tests/engines -p no:cacheprovider
+	@.venv-low/bin/python -m pytest -p no:cacheprovider tests/engines tests/alignment \
+	  tests/probes tests/test_rope.py tests/relay/test_slices.py
 
 test-long: model ## the tests that take minutes, too
 	$(call SAY,long tests)

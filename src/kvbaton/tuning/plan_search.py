@@ -15,6 +15,7 @@ from kvbaton.tuning.sensitivity import CHOICES, Progress, Sensitivities, Slot, s
 from kvbaton.types import KVLayout, TokenRun
 
 _ROUNDS = 5
+_SLACK = 2e-4
 _NEAR = 0.9
 """A plan whose loss is that share of the bound is good enough."""
 
@@ -66,7 +67,7 @@ def choices(
             Choice(
                 bits,
                 slot_bytes(layout, slot, bits, tokens, first=first),
-                sensitivities.loss(slot, bits),
+                sensitivities.steady_loss(slot, bits),
             )
             for bits in CHOICES
         ]
@@ -123,7 +124,7 @@ class Search:
         least = sum(min(choice.cost for choice in slot) for slot in self.options)
         picked = within_cost(self.options, max(budget, least))
         wanted = budget - self._rest(self._plan(name, picked), picked)
-        for _ in range(_ROUNDS):
+        for round_ in range(_ROUNDS):
             if wanted < least:
                 return None
             self._say(f"searching {name}: at most {max_bits} bits per element")
@@ -131,7 +132,7 @@ class Search:
             over = self._size(plan) - budget
             if over <= 0:
                 return plan
-            wanted -= over
+            wanted -= over + round_ * _SLACK * budget  # headers change a little with every plan
         return None
 
     def under_loss(self, name: str, max_kl: float, *, max_bits: float | None = None) -> CodecPlan:

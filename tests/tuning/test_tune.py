@@ -287,3 +287,11 @@ def test_the_cheapest_record_takes_no_search(engine: Any, corpus: Corpus):
     )
     assert record.plan == plan
     assert record.noise_multiple is None
+
+
+def test_rough_measurements_are_drawn_to_the_mean_of_all_layers():
+    """Half way, geometrically: 1 and 4 have the mean 2, so they become sqrt(2) and sqrt(8)."""
+    known = Sensitivities({(1, "v", 4): 1.0, (2, "v", 4): 4.0, (1, "k0", 4): 9.0})
+    assert known.steady_loss((1, "v"), 4) == pytest.approx(2**0.5)
+    assert known.steady_loss((2, "v"), 4) == pytest.approx(8**0.5)
+    assert known.steady_loss((1, "k0"), 4) == pytest.approx(9.0)

@@ -28,7 +28,8 @@ SHAPES = {
  "splice_s"?, "mask_s"?, "repair_s"?, "prefill_s"?, "spans"?, "includes_private"?, "questions"?,
  "right"?, "text_right"?, "private_accuracy"?, "private_right"?, "private_questions"?,
  "inherited_bit_identical"?, "kl_once"?, "kl_over_once"?}],
- "takes": [{"tokens", "dtype", "bytes_per_s", "seconds", "bytes", "ratio"}],
+ "takes": [{"tokens", "dtype", "bytes_per_s", "bytes", "seconds", "first_token_s", "ratio",
+ "first_token_ratio"}],
  "costs": [{"what", "dtype", "share", ...}],
  "targets": [{"target", "limit", "at_least", "value", "met"}], "settings", "environment"}"""
 }

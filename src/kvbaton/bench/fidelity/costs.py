@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvbaton.agent import Agent
@@ -32,12 +33,12 @@ def take_tasks(session: Session) -> list[Task]:
     if not session.texts(tokens):
         return []
     name = session.scope.hop_profile
-    key = f"takes/{tokens}/{session.plan_key(name)}"
+    key = f"takes-both/{tokens}/{session.plan_key(name)}"
     return [Task(key, f"takes from a store of 100 MB/s, {tokens} tokens", lambda: _takes(session))]
 
 
 def takes(session: Session) -> list[JSON]:
-    """``[{"tokens", "dtype", "seconds": {profile: s}, "bytes": {profile: n}, "ratio"}]``."""
+    """Bytes and seconds by profile, to the attached cache and to the first token; their ratios."""
     return session.found(take_tasks(session))
 
 
@@ -57,7 +58,7 @@ def _takes(session: Session) -> JSON:
         )
         sizes[name] = sum(ref.size_bytes for ref in batons[name].manifest.segments)
 
-    def take(name: str) -> None:
+    def take(name: str) -> Any:
         relay = session.relay(name, store=lines[name])
         taken = relay.take(
             batons[name],
@@ -68,21 +69,24 @@ def _takes(session: Session) -> JSON:
         )
         if taken.cache is None:
             raise refused(taken.reasons[0])
-        engine.forward(taken.cache, ids[-1:])
+        return taken.cache
 
-    seconds = alternated({name: _bound(take, name) for name in names}, scope.repeats)
+    def answer(name: str) -> None:
+        engine.forward(take(name), ids[-1:])
+
+    seconds = alternated({name: partial(take, name) for name in names}, scope.repeats)
+    answers = alternated({name: partial(answer, name) for name in names}, scope.repeats)
+    lossy = scope.hop_profile
     return {
         "tokens": scope.take_tokens,
         "dtype": engine.layout.dtype,
         "bytes_per_s": LINE_BYTES_PER_S,
-        "seconds": seconds,
         "bytes": sizes,
-        "ratio": seconds["exact"] / seconds[scope.hop_profile],
+        "seconds": seconds,
+        "first_token_s": answers,
+        "ratio": seconds["exact"] / seconds[lossy],
+        "first_token_ratio": answers["exact"] / answers[lossy],
     }
-
-
-def _bound(work: Callable[[str], None], name: str) -> Callable[[], None]:
-    return lambda: work(name)
 
 
 def alternated(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

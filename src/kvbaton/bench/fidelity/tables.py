@@ -129,9 +129,11 @@ _HOPS: tuple[tuple[str, Cell], ...] = (
 _TAKES: tuple[tuple[str, Cell], ...] = (
     ("dtype", _plain("dtype")),
     ("tokens", lambda row: f"{row['tokens']:,}"),
-    ("ms", lambda row: _each(row["seconds"], lambda s: f"{1e3 * s:.0f}")),
     ("MB", lambda row: _each(row["bytes"], lambda size: f"{size / 1e6:.1f}")),
+    ("ms to the cache", lambda row: _each(row["seconds"], lambda s: f"{1e3 * s:.0f}")),
     ("ratio", _number("ratio", 2)),
+    ("ms to the first token", lambda row: _each(row["first_token_s"], lambda s: f"{1e3 * s:.0f}")),
+    ("ratio", _number("first_token_ratio", 2)),
 )
 _COSTS: tuple[tuple[str, Cell], ...] = (
     ("what", _plain("what")),

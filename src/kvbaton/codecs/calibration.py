@@ -11,7 +11,6 @@ models ship with the package; ``kvbaton tune-codec`` adds others to the data fol
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,6 +21,7 @@ from typing import Any
 from kvbaton.codecs.plan import CodecPlan, exact_plan, plan_from_json
 from kvbaton.codecs.registered import CODECS
 from kvbaton.errors import Fault, FormatError, InputError, NotCalibrated
+from kvbaton.records import keep
 from kvbaton.types import JSON, KVLayout
 from kvbaton.wire.canonical import dumps, hex_float
 from kvbaton.wire.digests import range_digest
@@ -260,18 +260,9 @@ def store_calibration(record: CalibrationRecord, data_dir: Path) -> Path:
     InputError
         The folder cannot be written.
     """
-    folder = data_dir / FOLDER / record.function
-    target = folder / f"{record.profile}-{record.digest}.json"
-    partial = folder / f".{record.profile}-{record.digest[:16]}.{os.getpid()}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial.write_text(record_text(record), encoding="ascii")
-        partial.replace(target)
-    except OSError as error:
-        raise InputError(
-            f"the calibration cannot be kept: {error.strerror or error}", at=str(folder)
-        ) from error
-    return target
+    name = f"{record.profile}-{record.digest}.json"
+    target = data_dir / FOLDER / record.function / name
+    return keep(target, record_text(record), what="the calibration")
 
 
 def record_text(record: CalibrationRecord) -> str:

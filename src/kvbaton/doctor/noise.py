@@ -8,7 +8,6 @@ other batches), so every loss is stated as a multiple of this floor.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbaton.bench.texts import Text, real_texts
 from kvbaton.errors import Fault, FormatError, InputError, WindowExceeded
+from kvbaton.records import keep, kept
 from kvbaton.types import JSON
 
 if TYPE_CHECKING:
@@ -211,19 +211,9 @@ def store_noise_floor(floor: NoiseFloor, data_dir: Path) -> Path:
     InputError
         The folder cannot be written.
     """
-    folder = data_dir / "noise"
-    target = folder / f"{floor.function}.json"
-    partial = folder / f".{floor.function}.{os.getpid()}"
+    target = data_dir / "noise" / f"{floor.function}.json"
     text = json.dumps(floor.to_json(), indent=1, sort_keys=True) + "\n"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial.write_text(text, encoding="ascii")
-        partial.replace(target)
-    except OSError as error:
-        raise InputError(
-            f"the noise floor cannot be kept: {error.strerror or error}", at=str(folder)
-        ) from error
-    return target
+    return keep(target, text, what="the noise floor")
 
 
 def stored_noise_floor(engine: Any, data_dir: Path) -> NoiseFloor | None:
@@ -234,12 +224,8 @@ def stored_noise_floor(engine: Any, data_dir: Path) -> NoiseFloor | None:
     FormatError
         There is a file of that name, and it is something else; ``at`` names it.
     """
-    name = f"{engine.function.digest}.json"
-    shipped = files("kvbaton").joinpath("data", "noise", name)
-    for place in (data_dir / "noise" / name, shipped):
-        if place.is_file():
-            return _read(place.read_text(encoding="utf-8"), str(place))
-    return None
+    found = kept("noise", f"{engine.function.digest}.json", data_dir)
+    return None if found is None else _read(*found)
 
 
 def model_noise_floor(model: str, dtype: str, data_dir: Path) -> NoiseFloor | None:

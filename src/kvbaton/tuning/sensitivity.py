@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from kvbaton.bench.kl import SEGMENT_TOKENS, Reference
 from kvbaton.codecs import CodecChain
 from kvbaton.codecs.profiles import SINKS, bands, key_chain, value_chain
-from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.errors import Fault, FormatError
+from kvbaton.records import keep
 from kvbaton.types import JSON, KVLayout, LayerKind
 from kvbaton.wire.structure import layer_places
 
@@ -279,12 +279,4 @@ class Kept:
         InputError
             The folder cannot be written.
         """
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            partial.write_text(json.dumps(found.to_json()), encoding="ascii")
-            partial.replace(self.path)
-        except OSError as error:
-            raise InputError(
-                f"sensitivities cannot be kept: {error.strerror or error}", at=str(self.path)
-            ) from error
+        keep(self.path, json.dumps(found.to_json()), what="sensitivities")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.errors import Fault, FormatError
+from kvbaton.records import keep, kept
 
 if TYPE_CHECKING:
     from kvbaton.probes.first_tokens import WatchRange
@@ -24,17 +23,8 @@ def store_watch_range(limits: WatchRange, function: str, data_dir: Path) -> Path
     InputError
         The folder cannot be written.
     """
-    folder = data_dir / FOLDER
-    target, partial = folder / f"{function}.json", folder / f".{function}.{os.getpid()}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial.write_text(range_text(limits), encoding="ascii")
-        partial.replace(target)
-    except OSError as error:
-        raise InputError(
-            f"the range of first tokens cannot be kept: {error.strerror or error}", at=str(folder)
-        ) from error
-    return target
+    target = data_dir / FOLDER / f"{function}.json"
+    return keep(target, range_text(limits), what="the range of first tokens")
 
 
 def range_text(limits: WatchRange) -> str:
@@ -50,11 +40,8 @@ def stored_watch_range(function: str, data_dir: Path) -> WatchRange | None:
     FormatError
         There is a file of that name, and it is something else; ``at`` names it.
     """
-    name = f"{function}.json"
-    for place in (data_dir / FOLDER / name, files("kvbaton").joinpath("data", FOLDER, name)):
-        if place.is_file():
-            return _read(place.read_text(encoding="utf-8"), str(place))
-    return None
+    found = kept(FOLDER, f"{function}.json", data_dir)
+    return None if found is None else _read(*found)
 
 
 def _read(text: str, at: str) -> WatchRange:

@@ -59,7 +59,13 @@ def variants(session: Session) -> list[Variant]:
 
 SEVERAL = (
     Variant("exact", "slice", "exact", 0.0),
-    Variant("repaired", "slice-recompute", "exact", DEFAULT_FRACTION, DEFAULT_CHOOSER),
+    Variant(
+        f"{DEFAULT_CHOOSER}-{DEFAULT_FRACTION:g}",
+        "slice-recompute",
+        "exact",
+        DEFAULT_FRACTION,
+        DEFAULT_CHOOSER,
+    ),
 )
 """Several slices: as they are, and with the default repair."""
 

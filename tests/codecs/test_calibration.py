@@ -46,7 +46,6 @@ def record(name: str = "compact", *, created_s: int = 5, kl: float = 1.25e-3) ->
         noise_floor_kl=1e-3,
         bf16_floor_kl=None,
         first_layer_error=0.01,
-        ranges={"entropy": [0.5, 3.0]},
         producer=(("torch", "2"),),
         created_s=created_s,
     )
@@ -74,7 +73,6 @@ def test_a_record_survives_its_json():
         {"kl": 1.2500001e-3},
         {"created_s": 6},
         {"model": "other"},
-        {"ranges": {"entropy": [0.5, 3.5]}},
         {"plan": profile("compact").plan(replace(LAYOUT, layers=LAYOUT.layers[:2]))},
     ],
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -71,8 +71,6 @@ class CalibrationRecord:
         measured.  In float32 it is next to nothing, so multiples of it say little.
     first_layer_error
         Largest relative error of a token's V in layer 0, for the check of tokens against layer 0.
-    ranges
-        The receiver's calibrated ranges, as its watch of the first tokens wrote them.
     producer, created_s
         Who measured, and when (seconds since the epoch).
     """
@@ -95,7 +93,6 @@ class CalibrationRecord:
     noise_floor_kl: float | None = None
     bf16_floor_kl: float | None = None
     first_layer_error: float = 0.0
-    ranges: JSON = field(default_factory=dict)
     producer: tuple[tuple[str, str], ...] = ()
     created_s: int = 0
 

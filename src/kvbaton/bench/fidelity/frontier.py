@@ -40,6 +40,7 @@ def plot_frontier(results: Sequence[JSON], file: Path, *, tokens: int | None = N
         if points:
             _draw(panel, result, points, marker=_MARKERS[number % len(_MARKERS)])
     panel.set_yscale("log")
+    panel.margins(x=0.12)
     panel.set_xlabel("bits per element, all overhead counted")
     panel.set_ylabel("KL from the exact cache, nats (median of texts)")
     panel.grid(visible=True, which="both", alpha=0.25)

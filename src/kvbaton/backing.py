@@ -79,6 +79,10 @@ class Source:
             for i in self.inherited
         )
 
+    def terms(self, span: TokenRun) -> tuple[bool, Fidelity]:
+        """Whether ``span`` was decoded from a lossy codec, and the worst that it attended to."""
+        return self.compressed(span), self.attended(span)
+
     def require_original(self, codec: str) -> None:
         """Raise ``LossySource`` where another codec than ``codec`` has quantized something."""
         for known in self.inherited:

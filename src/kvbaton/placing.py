@@ -29,6 +29,20 @@ def move_refusal(layout: KVLayout, stop: int, *, window: int) -> str | None:
     return refusal
 
 
+def moves_to(runs: Sequence[TokenRun], at: int, *, cached: int) -> tuple[tuple[Move, ...], int]:
+    """Where runs of a baton go that stand one behind the other from position ``at`` on.
+
+    Only the first ``cached`` positions have KV; also the number of all positions.
+    """
+    moves, to = [], at
+    for run in runs:
+        kept = TokenRun(run.first, max(0, min(run.stop, cached) - run.first))
+        if kept.count:
+            moves.append(Move(kept, to))
+        to += kept.count
+    return tuple(moves), to - at
+
+
 class Target:
     """Where the positions of a baton go: behind other tokens or in their place.
 

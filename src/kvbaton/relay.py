@@ -51,7 +51,7 @@ from kvbaton.errors import (
     KvbatonError,
 )
 from kvbaton.opening import open_baton, store_of
-from kvbaton.placing import Target, move_refusal
+from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy import gates
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.reasons import located, reason_of
@@ -145,12 +145,13 @@ class Relay:
         self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
         self.max_lossy_hops = max_lossy_hops
         self.prefixes = PrefixIndex(
-            store, domain, engine.layout, segment_tokens=segment_tokens, observe=self._tell
+            store,
+            domain,
+            engine.layout,
+            segment_tokens=segment_tokens,
+            observe=lambda event, facts: self.observe(event, facts),
         )
         self.observe: Observer = observer or (lambda event, facts: None)
-
-    def _tell(self, event: str, facts: Mapping[str, Any]) -> None:
-        self.observe(event, facts)
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 
@@ -163,10 +164,12 @@ class Relay:
         *,
         plan: codecs.CodecPlan | None = None,
         attended: Fidelity = EXACT,
+        function: str = "",
     ) -> Iterator[tuple[SegmentRef, int]]:
         """Bring spans of a cache into the store; yields each segment and the bytes written.
 
-        ``attended`` is the worst that these positions attended to.
+        ``attended`` is the worst that these positions attended to; ``function`` is the digest of
+        the engine's, where the caller has just asked for it.
         """
         chosen, layout = plan or self.plan, self.engine.layout
         if not chosen.lossless:
@@ -174,7 +177,7 @@ class Relay:
         exported = clock.timed("export", self.engine.export(cache, spans))
         sliced = slice_layers(exported)
         encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
-        function = self.engine.function.digest
+        function = function or self.engine.function.digest
         for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
             yield self._put(sealed, ids, clock)
 
@@ -217,6 +220,7 @@ class Relay:
         *,
         plan: codecs.CodecPlan | None = None,
         requantize: bool = False,
+        function: str = "",
     ) -> Shipment:
         """Bring what a source hands off into the store, writing only what is not there yet.
 
@@ -242,7 +246,13 @@ class Relay:
         for run in source.runs:
             kept = TokenRun(run.first, max(0, min(run.stop, source.cached) - run.first))
             for ref, size_bytes in self.ship_run(
-                source, kept, clock, plan=plan, requantize=requantize, state=True
+                source,
+                kept,
+                clock,
+                plan=plan,
+                requantize=requantize,
+                state=True,
+                function=function,
             ):
                 to = position + ref.run.first - kept.first
                 refs.append(placed_ref(ref, to, in_place=position == kept.first))
@@ -260,6 +270,7 @@ class Relay:
         plan: codecs.CodecPlan | None = None,
         requantize: bool = False,
         state: bool = False,
+        function: str = "",
     ) -> Iterator[tuple[SegmentRef, int]]:
         """Bring one run of a cache into the store: its segments, with the bytes written.
 
@@ -277,10 +288,14 @@ class Relay:
                 yield held, 0
                 continue
             spans = [SegmentSpan(piece.span.first, piece.span.count) for piece in todo]
-            yield from self._ship_spans(source, spans, clock, plan, requantize=requantize)
+            yield from self._ship_spans(
+                source, spans, clock, plan, requantize=requantize, function=function
+            )
         if state and self.engine.layout.window_layers and run.count:
             spans = [SegmentSpan(0, run.stop, SegmentKind.WINDOW)]
-            yield from self._ship_spans(source, spans, clock, plan, requantize=requantize)
+            yield from self._ship_spans(
+                source, spans, clock, plan, requantize=requantize, function=function
+            )
 
     def _ship_spans(
         self,
@@ -290,19 +305,22 @@ class Relay:
         plan: codecs.CodecPlan | None,
         *,
         requantize: bool,
+        function: str,
     ) -> Iterator[tuple[SegmentRef, int]]:
         """New segments; what has been quantized before is stored losslessly."""
-
-        def terms(span: SegmentSpan) -> tuple[bool, Fidelity]:
-            return source.compressed(span), source.attended(span)
-
-        for (again, attended), alike in groupby(spans, key=terms):
+        for (again, attended), alike in groupby(spans, key=source.terms):
             chosen = self._lossless if again and not requantize else plan or self.plan
             known = attended
             if again and requantize:
                 known = replace(attended, codec=f"{attended.codec}+{chosen.name}", calibration=None)
             yield from self.ship(
-                source.cache, source.ids, list(alike), clock, plan=chosen, attended=known
+                source.cache,
+                source.ids,
+                list(alike),
+                clock,
+                plan=chosen,
+                attended=known,
+                function=function,
             )
 
     def hand_off(
@@ -334,14 +352,17 @@ class Relay:
             The cache has moved on.
         """
         clock = Clock()
-        shipment = self.ship_all(source, clock, plan=plan, requantize=requantize)
+        function = self.engine.function
+        shipment = self.ship_all(
+            source, clock, plan=plan, requantize=requantize, function=function.digest
+        )
         ids, cached = source.packed_ids, source.packed_cached
         fidelity = worst_fidelity(*(ref.promised for ref in shipment.segments))
         words = Transcript(ids, text, tuple(dict(m) for m in messages))
         blob = transcript.encode_transcript(words)
         address = self.domain.keys.transcript_address(blob)
         listing = Manifest(
-            function=self.engine.function,
+            function=function,
             domain=self.domain.name,
             sender=sender,
             mode=mode,
@@ -475,20 +496,14 @@ class Relay:
         prompt_tokens
             Tokens of the receiver's whole prompt.
         """
-        cached = baton.manifest.cached_tokens
-        moves, to = [], at
-        for run in runs:
-            kept = TokenRun(run.first, max(0, min(run.stop, cached) - run.first))
-            if kept.count:
-                moves.append(Move(kept, to))
-            to += kept.count
+        moves, reusable = moves_to(runs, at, cached=baton.manifest.cached_tokens)
         refusal = self.slice_refusal(baton, prompt_tokens)
         if refusal or not moves:
             sentence = refusal or "the slice has no keys and values yet"
             code = ReasonCode.SLICE_REFUSED if refusal else ReasonCode.NO_KV
             return Taken(None, 0, Route.TEXT, (Reason(code, sentence),))
         context = self._context(
-            prompt_tokens=prompt_tokens, reusable=to - at, room=0, minimum=minimum,
+            prompt_tokens=prompt_tokens, reusable=reusable, room=0, minimum=minimum,
             function=function, sliced=True,
         )  # fmt: skip
         route, reasons = gates.decide(baton.manifest, context, gates.SLICE_GATES)

@@ -144,14 +144,10 @@ class Relay:
         self.plan = plan or self._lossless
         self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
         self.max_lossy_hops = max_lossy_hops
-        self.prefixes = PrefixIndex(
-            store,
-            domain,
-            engine.layout,
-            segment_tokens=segment_tokens,
-            observe=lambda event, facts: self.observe(event, facts),
-        )
         self.observe: Observer = observer or (lambda event, facts: None)
+        self.prefixes = PrefixIndex(
+            store, domain, engine.layout, segment_tokens=segment_tokens, observe=self.observe
+        )
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 

@@ -21,11 +21,11 @@ PRIVATE_FACTS = 5
 Count = Callable[[str], int]
 """Tokens of a text."""
 
-_FIRST = (
+FIRST_NAMES = (
     "Mira", "Tomas", "Ingrid", "Pavel", "Leila", "Oscar", "Nadia", "Felix", "Greta", "Hugo",
     "Selma", "Viktor", "Paula", "Anton", "Carla", "Emil", "Rosa", "Jonas", "Clara", "Marek",
 )  # fmt: skip
-_LAST = (
+LAST_NAMES = (
     "Holm", "Varga", "Lind", "Novak", "Haddad", "Brandt", "Costa", "Weiss", "Moreau", "Silva",
     "Kern", "Dahl", "Rossi", "Fuchs", "Lopez", "Berg", "Marin", "Stein", "Petrov", "Young",
 )  # fmt: skip
@@ -35,7 +35,7 @@ _THINGS = (
     "membership number", "flight number", "printer code", "order number", "gate code",
     "insurance policy", "bicycle lock", "mailbox number", "ticket number", "account number",
 )  # fmt: skip
-_FILLER = (
+FILLER = (
     "The office opens at eight in the morning.",
     "Visitors sign in at the front desk.",
     "The meeting room on the second floor was painted last week.",
@@ -147,7 +147,7 @@ def make_document(
     told = "Here is what the notes say. " + " ".join(fact.retold for fact in public)
     return Document(
         system=_filled(dice, count, system_tokens, _RULES, private),
-        prompt=_INTRODUCTION + _filled(dice, count, tokens, _FILLER, public),
+        prompt=_INTRODUCTION + _filled(dice, count, tokens, FILLER, public),
         summary=told,
         facts=public,
         private=private,
@@ -161,7 +161,7 @@ def own_system_prompt(count: Count, *, tokens: int, seed: int = 1) -> str:
 
 def _people(dice: random.Random, count: int) -> list[str]:
     """People of whom no two share a name."""
-    names = zip(dice.sample(_FIRST, count), dice.sample(_LAST, count), strict=True)
+    names = zip(dice.sample(FIRST_NAMES, count), dice.sample(LAST_NAMES, count), strict=True)
     return [f"{first} {last}" for first, last in names]
 
 

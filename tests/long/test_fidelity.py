@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvbaton.alignment.recompute import DEFAULT_CHOOSER
 from kvbaton.bench.fidelity.run import measure
 from kvbaton.bench.fidelity.session import Scope
 from kvbaton.bench.fidelity.targets import find
@@ -51,7 +52,7 @@ def test_slices_need_their_shift_and_profit_from_repair(smollm2_f32: Any, say: S
     kl = {
         (row["mode"], row["recompute_fraction"]): row["kl"]
         for row in result["rows"]
-        if row["chooser"] in (None, "first")
+        if row["chooser"] in (None, DEFAULT_CHOOSER)
     }
     say(f"KL by mode and share recomputed: { {k: f'{v:.2e}' for k, v in kl.items()} }")
     shifted = kl["slice", 0.0]

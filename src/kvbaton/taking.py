@@ -256,12 +256,18 @@ class Taker:
     def _hang(self, prompt: SlicePrompt) -> Any:
         """A cache of the agent's own beginning with the slices' caches behind it."""
         known, account = self.known, self.account
+        agreed = agreed_tokens(self.engine, known, prompt)
+        if known is not None and agreed >= prompt.own_tokens:  # its beginning may be inexact
+            account.inherit(known.inherited, prompt.own_tokens)
+            if account.inherited:
+                worn, own = account.hops, known.hops
+                account.hops = Hops(max(worn.exact, own.exact), max(worn.lossy, own.lossy))
         with account.clock.phase("own_prefill"):
             cache = own_beginning(
                 self.relay,
                 prompt,
                 known.cache if known is not None else None,
-                agreed=agreed_tokens(self.engine, known, prompt),
+                agreed=agreed,
                 deadline_s=self.terms.deadline_s,
             )
         Join(

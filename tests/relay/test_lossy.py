@@ -261,3 +261,19 @@ def test_memory_that_runs_out_while_decoding_leaves_the_text_route(
     assert [one() for one in slots] == [None]
     again = lossy_agent("c").take(baton, "Go on", max_new_tokens=5)
     assert again.receipt.route is Route.BATON
+
+
+def test_a_beginning_that_is_reused_keeps_what_it_has_lost(lossy_agent: Any, agent_of: Any) -> None:
+    """The receiver's own beginning, copied from a lossy conversation, makes the next one lossy."""
+    sender = lossy_agent("a", system="You plan")
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=9))
+    exact = agent_of("c")
+    part = exact.hand_off(exact.run("You code. " * 4, max_new_tokens=3), spans="prompt")
+    receiver = lossy_agent("b", system="You plan")
+    receiver.take(baton, "Go on", max_new_tokens=3)
+    turn = receiver.take(part, "Go on", max_new_tokens=3, repair=None)
+    assert turn.receipt.route is Route.BATON
+    assert turn.receipt.fidelity.kind is FidelityClass.APPROXIMATE
+    assert turn.receipt.fidelity.codec == "eight"
+    fresh = lossy_agent("d", system="You plan").take(part, "Go on", max_new_tokens=3, repair=None)
+    assert fresh.receipt.fidelity.codec == "raw"

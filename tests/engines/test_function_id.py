@@ -213,9 +213,19 @@ def _trained(model: Any) -> None:
     torch.optim.SGD(model.parameters(), lr=1e-3).step()
 
 
+def _replaced_module(model: Any) -> None:
+    model.model.layers[1].mlp = copy.deepcopy(model.model.layers[0].mlp)
+
+
+def _replaced_layer(model: Any) -> None:
+    layers = model.model.layers
+    layers[2] = copy.deepcopy(layers[3])
+    layers[2].self_attn.layer_idx = 2
+
+
 EDITS = (
     _added, _one_element, _scaled_data, _merged_data, _replaced_data, _replaced_parameter,
-    _swapped, _loaded_state, _trained,
+    _swapped, _loaded_state, _trained, _replaced_module, _replaced_layer,
 )  # fmt: skip
 
 

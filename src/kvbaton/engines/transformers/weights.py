@@ -21,6 +21,8 @@ class WeightWatch:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._children: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self._own: list[dict[str, Any]] = []
         self._places: tuple[tuple[int, int], ...] = ()
         self._samples: list[torch.Tensor] = []
         self._seen = torch.empty(0)
@@ -29,7 +31,7 @@ class WeightWatch:
     @torch.no_grad()
     def changed(self) -> bool:
         """Whether anything was edited since the last call."""
-        parameters = list(self._model.parameters())
+        parameters = self._parameters()
         places = tuple((p.data_ptr(), _writes(p)) for p in parameters)
         moved = places != self._places
         if moved:
@@ -39,6 +41,21 @@ class WeightWatch:
         edited = not torch.equal(values, self._seen)
         self._seen = values
         return moved or edited
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """All parameters; the tree of modules is walked again only when it has changed.
+
+        Walking it takes longer than all the rest.
+        """
+        same = self._children and all(
+            len(held) == len(now) and all(a is b for a, b in zip(held.values(), now, strict=True))
+            for held, now in self._children
+        )
+        if not same:
+            modules = list(self._model.modules())
+            self._children = [(m._modules, tuple(m._modules.values())) for m in modules]
+            self._own = [m._parameters for m in modules]
+        return [p for own in self._own for p in own.values() if p is not None]
 
 
 def _writes(parameter: torch.Tensor) -> int:

@@ -1,5 +1,6 @@
 """The function id is the same wherever the function is, and another one where it is not."""
 
+import copy
 import json
 import os
 import subprocess

@@ -54,13 +54,8 @@ class Account:
 
     def enter(self, taken: Taken) -> Any:
         """Enter what a take brought; its cache, or None."""
-        self.clock.add(taken.seconds)
         self.route, self.reused = taken.route, taken.reused
-        self.reasons += taken.reasons
-        self.bytes_moved += taken.bytes_moved
-        self.held += taken.held
-        self.inherit(taken.inherited)
-        return taken.cache
+        return self.enter_slice(taken)
 
     def enter_slice(self, taken: Taken) -> Any:
         """Enter one slice of several; its cache, or None."""

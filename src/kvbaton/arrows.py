@@ -15,6 +15,7 @@ from kvbaton.errors import KvbatonError, StoreTimeout
 from kvbaton.reasons import located, placed
 from kvbaton.stores import Reader
 from kvbaton.types import (
+    EXACT,
     AlignedLayer,
     DecodedLayer,
     EncodedLayer,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from kvbaton.alignment.shift import Shifter
 
     _Tensors = tuple[torch.Tensor, torch.Tensor]
-
-EXACT = Fidelity()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from kvbaton.alignment.slicing import slice_refusal
 from kvbaton.arrows import Cut
 from kvbaton.backing import Inherited, placed_ref
-from kvbaton.types import Fidelity, KVLayout, Move, SegmentKind, SegmentRef, TokenRun
-
-EXACT = Fidelity()
+from kvbaton.types import EXACT, KVLayout, Move, SegmentKind, SegmentRef, TokenRun
 
 
 def move_refusal(layout: KVLayout, stop: int, *, window: int) -> str | None:

@@ -38,7 +38,6 @@ from kvbaton.backing import (
     Shipment,
     Source,
     Taken,
-    cut,
     one_more,
     pieces,
     placed_ref,
@@ -58,6 +57,7 @@ from kvbaton.reasons import located, reason_of
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import (
+    EXACT,
     AlignedLayer,
     Baton,
     BatonRef,
@@ -91,8 +91,6 @@ SEGMENT_TOKENS = 256
 """Tokens of a full segment."""
 MAX_LOSSY_HOPS = 3
 """Default of lossy hand-offs in a row."""
-
-EXACT = Fidelity()
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the name of an event and its facts; never with text or tensors."""
@@ -204,10 +202,6 @@ class Relay:
             self.prefixes.add(header.function, ref, ids)
         self.observe("segment-stored", {"span": ref.span, "bytes": written})
         return ref, written
-
-    def spans(self, start: int, stop: int) -> list[SegmentSpan]:
-        """Positions ``start`` to ``stop`` cut at multiples of the segment size."""
-        return list(cut(start, stop, self.segment_tokens))
 
     def ship_all(
         self,

@@ -185,6 +185,8 @@ class Taker:
         Decided before anything is loaded.  Empty moves say that nothing stays: the sender's
         summary stands for it.
         """
+        if self.terms.overflow == fitting.FitStrategy.REFUSE:
+            return wanted, None  # refused like any prompt that is too long
         listing, engine = baton.manifest, self.engine
         context = min(agreed, listing.cached_tokens)
         summary = listing.terms.summary
@@ -203,8 +205,6 @@ class Taker:
             self.terms.overflow,
         )
         if isinstance(found, Deny):
-            if self.terms.overflow == fitting.FitStrategy.REFUSE:
-                return wanted, None  # refused like any prompt that is too long
             raise WindowExceeded(found.reason.sentence)
         if found.reason is None:
             return wanted, None

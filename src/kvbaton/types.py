@@ -119,6 +119,10 @@ class Fidelity:
         return {"class": self.kind.value, "codec": self.codec, "calibration": self.calibration}
 
 
+EXACT = Fidelity()
+"""Lossless bytes of the sender's own cache."""
+
+
 def worst_fidelity(*several: Fidelity) -> Fidelity:
     """The worst class of several, with the codec of the worst one that has lost something."""
     worst = max(several, key=lambda f: f.rank, default=Fidelity())

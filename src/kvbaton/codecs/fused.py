@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kvbaton.codecs.blocks import IntBlocks
 from kvbaton.codecs.hadamard import Hadamard
 from kvbaton.codecs.integer import Int
+from kvbaton.codecs.kernel_tables import decoders, encoders
 from kvbaton.codecs.scales import KINDS, scale_table, scale_thresholds
 from kvbaton.codecs.unrotate import Unrotate, turns
 from kvbaton.types import Place, RopeSpec
@@ -62,7 +62,7 @@ class Fused:
         """Stored bytes of a tensor on the host, or None."""
         import numpy as np
 
-        encode = _encoders().get(tensor.dtype)
+        encode = encoders("encode").get(tensor.dtype)
         if encode is None or not tensor.is_cpu or not tensor.numel() or others_warm():
             return None
         job = self._job(tensor.dtype, tensor.shape, place)
@@ -85,7 +85,7 @@ class Fused:
         import numpy as np
         import torch
 
-        dtype, decode = _decoders().get(name, (None, None))
+        dtype, decode = decoders("decode").get(name, (None, None))
         if dtype is None or decode is None or data.readonly or others_warm():
             return None
         job = self._job(dtype, shape, place)
@@ -164,41 +164,11 @@ def fused(chain: CodecChain) -> Fused | None:
     if type(packer) is not Int or packer.clip or packer.axis == "tensor":
         return None
     kinds = [type(codec) for codec in chain.before]
-    if kinds not in ([], [Unrotate], [Hadamard], [Unrotate, Hadamard]) or not _encoders():
+    if kinds not in ([], [Unrotate], [Hadamard], [Unrotate, Hadamard]) or not encoders("encode"):
         return None
     turn = next((c for c in chain.before if isinstance(c, Unrotate)), None)
     rotation = next((c for c in chain.before if isinstance(c, Hadamard)), None)
     return Fused(turn, rotation, packer)
-
-
-@cache
-def _encoders() -> Mapping[torch.dtype, Callable[..., int]]:
-    """Kernels by dtype; none where numba does not run."""
-    import torch
-
-    try:
-        from kvbaton.codecs.kernels import encode
-    except ImportError:
-        return {}
-    return {
-        torch.float32: encode.encode_f32,
-        torch.bfloat16: encode.encode_bf16,
-        torch.float16: encode.encode_f16,
-    }
-
-
-@cache
-def _decoders() -> Mapping[str, tuple[torch.dtype, Callable[..., int]]]:
-    """Dtypes and kernels by safetensors name."""
-    import torch
-
-    from kvbaton.codecs.kernels import decode
-
-    return {
-        "F32": (torch.float32, decode.decode_f32),
-        "BF16": (torch.bfloat16, decode.decode_bf16),
-        "F16": (torch.float16, decode.decode_f16),
-    }
 
 
 def warm(chains: Iterable[CodecChain], dtype: str) -> None:

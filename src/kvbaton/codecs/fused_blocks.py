@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvbaton.codecs.blocks import IntBlocks
 from kvbaton.codecs.fused import Fused, Job, memory, others_warm
+from kvbaton.codecs.kernel_tables import decoders, encoders
 from kvbaton.codecs.unrotate import Unrotate
 from kvbaton.types import Place
 
@@ -32,7 +32,7 @@ class FusedBlocks(Fused):
         """Stored bytes of a tensor on the host, or None."""
         import numpy as np
 
-        encode = _encoders().get(tensor.dtype)
+        encode = encoders("blocks_encode").get(tensor.dtype)
         if encode is None or not tensor.is_cpu or not tensor.numel() or others_warm():
             return None
         job = self._job(tensor.dtype, tensor.shape, place)
@@ -56,7 +56,7 @@ class FusedBlocks(Fused):
         import numpy as np
         import torch
 
-        dtype, decode = _decoders().get(name, (None, None))
+        dtype, decode = decoders("blocks_decode").get(name, (None, None))
         if dtype is None or decode is None or data.readonly or others_warm():
             return None
         job = self._job(dtype, shape, place)
@@ -98,39 +98,9 @@ class FusedBlocks(Fused):
 def fused_blocks(chain: CodecChain) -> FusedBlocks | None:
     """The kernel of a chain whose packer is ``int-blocks``, if there is one."""
     packer = chain.packer
-    if not isinstance(packer, IntBlocks) or packer.scales != "f16" or not _encoders():
+    if not isinstance(packer, IntBlocks) or packer.scales != "f16" or not encoders("blocks_encode"):
         return None
     if [type(codec) for codec in chain.before] not in ([], [Unrotate]):
         return None
     turn = next((c for c in chain.before if isinstance(c, Unrotate)), None)
     return FusedBlocks(turn, packer)
-
-
-@cache
-def _encoders() -> Mapping[torch.dtype, Callable[..., int]]:
-    """Kernels by dtype; none where numba does not run."""
-    import torch
-
-    try:
-        from kvbaton.codecs.kernels import blocks_encode as encode
-    except ImportError:
-        return {}
-    return {
-        torch.float32: encode.encode_f32,
-        torch.bfloat16: encode.encode_bf16,
-        torch.float16: encode.encode_f16,
-    }
-
-
-@cache
-def _decoders() -> Mapping[str, tuple[torch.dtype, Callable[..., int]]]:
-    """Dtypes and kernels by safetensors name."""
-    import torch
-
-    from kvbaton.codecs.kernels import blocks_decode as decode
-
-    return {
-        "F32": (torch.float32, decode.decode_f32),
-        "BF16": (torch.bfloat16, decode.decode_bf16),
-        "F16": (torch.float16, decode.decode_f16),
-    }

@@ -1,0 +1,1 @@
+"""Tests, intervals and power for paired trials; scipy and statsmodels do the sums."""

@@ -1,0 +1,1 @@
+"""Task sets: what a sender reads, and what its receiver is asked."""

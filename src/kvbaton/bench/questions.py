@@ -29,7 +29,7 @@ LAST_NAMES = (
     "Holm", "Varga", "Lind", "Novak", "Haddad", "Brandt", "Costa", "Weiss", "Moreau", "Silva",
     "Kern", "Dahl", "Rossi", "Fuchs", "Lopez", "Berg", "Marin", "Stein", "Petrov", "Young",
 )  # fmt: skip
-_THINGS = (
+THINGS = (
     "badge number", "locker code", "parking permit", "phone extension", "safe combination",
     "library card", "alarm code", "tax reference", "network password", "bank PIN",
     "membership number", "flight number", "printer code", "order number", "gate code",
@@ -140,7 +140,7 @@ def make_document(
     known = tuple(
         Fact(f"{thing} of {person}", str(code))
         for thing, person, code in zip(
-            dice.sample(_THINGS, facts), _people(dice, facts), mine, strict=True
+            dice.sample(THINGS, facts), _people(dice, facts), mine, strict=True
         )
     )
     public, private = known[:FACTS], known[FACTS:]

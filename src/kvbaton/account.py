@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ class Account:
     recomputed: int = 0
     start: int | None = None
     """Positions that the cache holds before the prompt's rest is fed; ``reused`` by default."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     computed_before: int = 0
     """Positions that were run through the model before the answer's own first pass."""
 
@@ -112,4 +113,5 @@ class Account:
             hops=self.hops,
             first_divergence=self.first_divergence,
             finish=answer.finish,
+            labels=self.labels,
         )

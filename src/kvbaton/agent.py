@@ -35,7 +35,15 @@ from kvbaton.prompts import (
 from kvbaton.reasons import unavailable_reason
 from kvbaton.relay import Relay
 from kvbaton.sources import Spans, computed_alone, importance_of, slice_source, whole_source
-from kvbaton.taking import Taker, Taking, agreed_tokens, refused, require_window, room_for
+from kvbaton.taking import (
+    Taker,
+    Taking,
+    agreed_tokens,
+    refused,
+    require_window,
+    room_for,
+    text_only,
+)
 from kvbaton.types import (
     Baton,
     BatonRef,
@@ -117,7 +125,12 @@ class Agent:
     # -- run ------------------------------------------------------------------------------------
 
     def run(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        labels: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Turn:
         """Answer a prompt, or a whole list of chat messages.
 
@@ -128,9 +141,11 @@ class Agent:
         ----------
         prompt, messages
             One of the two.
+        labels
+            Your own, for the receipt.
         options
             Fields of ``Decoding``: ``max_new_tokens``, ``sampling``, ``stop``, ``on_text``,
-            ``hand_off_when``.
+            ``hand_off_when``, ``ignore_eos``.
 
         Raises
         ------
@@ -140,7 +155,7 @@ class Agent:
             The prompt does not fit the model's window.
         """
         how = _decoding(options)
-        account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT)
+        account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT, labels=labels or {})
         known = self.conversation
         if known is None or prompt is None or messages is not None:
             return self._answer_reusing(self.writer.fresh(prompt, messages), how, account)
@@ -359,6 +374,8 @@ class Agent:
         minimum: FidelityClass | str = FidelityClass.APPROXIMATE,
         repair: Repair | float | None = DEFAULT_REPAIR,
         overflow: FitStrategy | str = FitStrategy.REFUSE,
+        route: Route | str | None = None,
+        labels: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Turn:
         """Go on from a baton, or from slices of several.
@@ -391,6 +408,10 @@ class Agent:
         overflow
             What stays when context and new tokens exceed the window: ``refuse``, ``drop-oldest``,
             ``importance`` (as the sender recorded it), or ``summary`` (the sender's, as text).
+        route
+            ``text`` prefills the ids whatever the cache is good for: one arm of an experiment.
+        labels
+            Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``.
         options
             Fields of ``Decoding``.
 
@@ -414,7 +435,7 @@ class Agent:
         except (NotTrusted, BatonUnavailable) as error:
             if messages is None or strict:
                 raise
-            return self._without_baton(error, messages, how, clock)
+            return self._without_baton(error, messages, how, clock, labels or {})
         wanted_mode = _mode(mode) if mode is not None else opened[0].manifest.mode
         if len(opened) > 1 and wanted_mode is not Mode.SLICE:
             raise InputError(
@@ -422,7 +443,7 @@ class Agent:
                 hint="mode='slice' hangs one behind the other",
             )
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
-        account.batons = tuple(baton.id for baton in opened)
+        account.batons, account.labels = tuple(baton.id for baton in opened), labels or {}
         terms = Taking(
             limit_s,
             FidelityClass(minimum),
@@ -430,6 +451,7 @@ class Agent:
             Repair(float(repair)) if isinstance(repair, float | int) else repair,
             overflow,
             strict,
+            text_only(route),
         )
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
@@ -445,6 +467,7 @@ class Agent:
         messages: Messages,
         how: Decoding,
         clock: Clock,
+        labels: Mapping[str, str],
     ) -> Turn:
         """Answer the caller's own messages; nothing of the baton is used."""
         if isinstance(error, NotTrusted):
@@ -453,6 +476,7 @@ class Agent:
         else:
             reason, outcome = unavailable_reason(error), Outcome.UNAVAILABLE
         account = Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
+        account.labels = labels
         wanted = self.writer.render(messages)
         require_window(self.engine, wanted)
         return self._answer(None, wanted, how, account)

@@ -42,7 +42,8 @@ class Decoding:
     """How to decode an answer.
 
     ``stop`` are strings that end it; ``on_text`` is called with each piece of text as soon as it
-    can no longer become part of a stop string; ``hand_off_when`` are triggers.
+    can no longer become part of a stop string; ``hand_off_when`` are triggers.  ``ignore_eos`` goes
+    on past the tokens that end a turn, so that answers have equal lengths where they are timed.
     """
 
     max_new_tokens: int = 256
@@ -50,6 +51,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
     on_text: Callable[[str], None] | None = None
     hand_off_when: tuple[Trigger, ...] = ()
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -144,7 +146,7 @@ class _Loop:
         self._sampler = Sampler(how.sampling, engine.device)
         self._stream = TextStream(engine.tokenizer)
         self._stops = StopStrings((*how.stop, *engine.chat.stop_strings))
-        self._ends = engine.chat.stop_ids
+        self._ends = frozenset() if how.ignore_eos else frozenset(engine.chat.stop_ids)
 
     def elapsed(self) -> float:
         """Seconds since the start."""

@@ -12,7 +12,7 @@ from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation
 from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonRefused, WindowExceeded
+from kvbaton.errors import BatonRefused, InputError, WindowExceeded
 from kvbaton.joining import Join, own_beginning
 from kvbaton.policy import fitting
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
@@ -34,13 +34,16 @@ from kvbaton.types import (
     common_prefix,
 )
 
+ASKED = Reason(ReasonCode.ASKED_FOR_TEXT, "the caller asked for the text route")
+
 
 @dataclass(frozen=True)
 class Taking:
     """On what terms batons are taken.
 
     ``repair`` says which positions of slices are computed again, ``overflow`` what stays when the
-    window is too small; ``strict`` refuses to fall back.
+    window is too small; ``strict`` refuses to fall back; ``by_text`` prefills the ids whatever the
+    cache is good for.
     """
 
     deadline_s: float
@@ -49,6 +52,7 @@ class Taking:
     repair: Repair | None = None
     overflow: str = fitting.FitStrategy.REFUSE.value
     strict: bool = False
+    by_text: bool = False
 
 
 def require_window(engine: Engine, wanted: Prompt) -> None:
@@ -108,8 +112,8 @@ class Taker:
         if agreed < len(baton.transcript.ids):
             account.first_divergence = agreed
         wanted, moves = self._fitted(baton, wanted, agreed, instruction)
-        if moves == ():
-            self._gave_up()
+        if moves == () or self.terms.by_text:
+            self._as_text()
             cache = None
         else:
             cache = self._attached(baton, wanted, agreed, moves)
@@ -161,6 +165,12 @@ class Taker:
         elif moves is None and agreed == len(baton.transcript.ids):
             account.pending = baton.manifest.pending_tokens
         return cache
+
+    def _as_text(self) -> None:
+        """The cache is left alone: the summary stands for it, or the caller wants text."""
+        if self.terms.by_text:
+            self.account.reasons += (ASKED,)
+        self._gave_up()
 
     def _gave_up(self) -> None:
         """Nothing of the baton's cache is used."""
@@ -240,6 +250,10 @@ class Taker:
             wanted, cache = self.writer.slices_as_text(batons, said), None
             account.route, account.reasons = Route.TEXT, (_foreign(foreign[0]),)
             require_window(self.engine, wanted)
+        elif self.terms.by_text:
+            wanted, cache = self.writer.behind_slices(batons, said), None
+            self._as_text()
+            require_window(self.engine, wanted)
         else:
             wanted = prompt = self.writer.behind_slices(batons, said)
             require_window(self.engine, wanted)
@@ -293,6 +307,22 @@ def _importance(scores: BlockScores | None) -> fitting.Importance | None:
     if scores is None:
         return None
     return fitting.Importance(scores.block_tokens, tuple(map(float, scores.scores)))
+
+
+def text_only(route: Route | str | None) -> bool:
+    """Whether the caller wants the text route.
+
+    Raises
+    ------
+    InputError
+        Another route is named: whether a cache can be used is not the caller's to say.
+    """
+    if route not in (None, Route.TEXT):
+        raise InputError(
+            f"a take cannot be forced to route {str(route)[:40]!r}",
+            hint="route='text' never uses the cache; strict=True refuses to fall back",
+        )
+    return route is not None
 
 
 def refused(reason: Reason) -> BatonRefused:

@@ -536,7 +536,8 @@ class Receipt:
     phase (``get``, ``verify``, ``decode``, ``align``, ``attach``, ``first_forward``, ``ttft``,
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
     position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
-    slices of several were; ``baton`` is the first.
+    slices of several were; ``baton`` is the first.  ``labels`` are the caller's own, such as the
+    conversation and the arm of an experiment.
     """
 
     id: str
@@ -565,6 +566,7 @@ class Receipt:
     freshness: str = "unknown"
     first_divergence: int | None = None
     finish: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> JSON:
         """A JSON object without any prompt text."""
@@ -595,6 +597,7 @@ class Receipt:
             "freshness": self.freshness,
             "first_divergence": self.first_divergence,
             "finish": self.finish,
+            "labels": dict(self.labels),
         }
 
 

@@ -406,3 +406,57 @@ def test_bad_input_is_typed_and_leaves_nothing(agent_of: Any, engine: Any) -> No
     with pytest.raises(InputError):
         agent.take("../../etc/passwd", "Go on")
     assert agent.conversation is None
+
+
+@pytest.mark.parametrize("spans", [None, "prompt"])
+def test_the_caller_can_ask_for_text(agent_of: Any, spans: str | None) -> None:
+    """One arm of an experiment prefills the same ids and leaves the cache alone."""
+    sender = agent_of("sender", system="You plan")
+    turn = sender.run(LONG, max_new_tokens=9)
+    baton = sender.hand_off(turn) if spans is None else sender.hand_off(turn, spans=spans)
+    options: Any = {"max_new_tokens": 8, "repair": None}
+    text = agent_of("receiver").take(baton, "Go on", route="text", **options)
+    other = agent_of("receiver").take(baton, "Go on", **options)
+    assert text.receipt.route is Route.TEXT and other.receipt.route is Route.BATON
+    assert [r.code for r in text.receipt.reasons] == [ReasonCode.ASKED_FOR_TEXT]
+    assert text.receipt.reused_tokens == text.receipt.bytes_moved == 0
+    assert text.receipt.computed_tokens == text.receipt.context_tokens
+    asked = len(text.conversation.ids) - len(text.ids)
+    assert text.conversation.ids[:asked] == other.conversation.ids[:asked]
+
+
+def test_no_other_route_can_be_forced(agent_of: Any) -> None:
+    """Whether a cache can be used is for the gates to say."""
+    with pytest.raises(InputError, match="cannot be forced"):
+        agent_of("receiver").take(handed_off(agent_of), "Go on", route="baton")
+
+
+def test_labels_of_the_caller_stand_in_the_receipt(agent_of: Any) -> None:
+    """The arm and the conversation of an experiment can be read from the log, whatever happens."""
+    labels = {"conversation": "c1", "arm": "baton"}
+    store = MemoryStore()
+    baton = handed_off(agent_of, store=store)
+    receiver = agent_of("receiver", store=store)
+    assert receiver.take(baton, "Go on", labels=labels).receipt.labels == labels
+    gone = replace(baton.ref, id="0" * 64)
+    turn = receiver.take(gone, messages=MESSAGES, labels=labels)
+    assert turn.receipt.outcome is Outcome.UNAVAILABLE
+    assert turn.receipt.to_json()["labels"] == labels
+    assert receiver.run("Hello", max_new_tokens=2, labels=labels).receipt.labels == labels
+    assert receiver.run("Hello", max_new_tokens=2).receipt.labels == {}
+
+
+def test_answers_can_be_made_to_have_the_same_length(agent_of: Any) -> None:
+    """With ``ignore_eos`` an answer goes on past tokens that end a turn."""
+    agent = agent_of("agent")
+    first = agent.run("Hello there", max_new_tokens=1).ids[0]
+    ends = agent.engine.chat.stop_ids
+    agent.engine.chat.stop_ids = frozenset({*ends, first})
+    try:
+        agent.forget()
+        assert len(agent.run("Hello there", max_new_tokens=6).ids) == 1
+        agent.forget()
+        turn = agent.run("Hello there", max_new_tokens=6, ignore_eos=True)
+        assert len(turn.ids) == 6 and turn.finish == "length"
+    finally:
+        agent.engine.chat.stop_ids = ends

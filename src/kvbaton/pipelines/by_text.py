@@ -14,7 +14,8 @@ from kvbaton.engines.base import Engine
 from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore
-from kvbaton.types import Baton, Reason, ReasonCode, Route, SegmentRef, TokenRun
+from kvbaton.taking import ASKED
+from kvbaton.types import Baton, Route, SegmentRef, TokenRun
 
 
 class TextRelay(Relay):
@@ -45,8 +46,7 @@ class TextRelay(Relay):
 
     def take(self, baton: Baton, **_: Any) -> Taken:
         """Nothing is attached."""
-        asked = Reason(ReasonCode.ASKED_FOR_TEXT, "the caller asked for the text route")
-        return Taken(None, 0, Route.TEXT, (asked,))
+        return Taken(None, 0, Route.TEXT, (ASKED,))
 
     def hang(self, baton: Baton, runs: Sequence[TokenRun], **_: Any) -> Taken:
         """Nothing is attached."""

@@ -55,7 +55,7 @@ class ContentVerdict(StrEnum):
 
 
 class Percentiles(TypedDict):
-    """Percentiles of seconds; P50 and P90 from 10 observations on, P99 from 100 on, else null."""
+    """Percentiles of seconds; P90 from 10 observations on, P99 from 100 on, else null."""
 
     p50: float | None
     p90: float | None

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvbaton.audit.scoring.judging import Scorer
+from kvbaton.audit.scoring.own import own_scorer
 from kvbaton.errors import InputError
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "exact": "kvbaton.audit.scoring.exact:exact",
         "contains": "kvbaton.audit.scoring.contains:contains",
+        "f1": "kvbaton.audit.scoring.f1:f1",
+        "rouge-l": "kvbaton.audit.scoring.rouge:rouge_l",
+        "code": "kvbaton.audit.scoring.code:code",
     }
 )
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -30,7 +34,7 @@ def is_scorer(name: str) -> bool:
 
 
 def scorer(name: str) -> Scorer:
-    """The scorer of a name.
+    """The scorer of a name; one of the user's own raises ``InputError`` where it fails.
 
     Raises
     ------
@@ -39,7 +43,12 @@ def scorer(name: str) -> Scorer:
     """
     target = BUILT_IN.get(name)
     if target is None:
-        raise InputError(f'no scorer is called "{name}"')
+        if not is_scorer(name):
+            raise InputError(
+                f"the scorer {name[:80]!r} is not known",
+                hint=f"known: {', '.join(BUILT_IN)}, or module:function",
+            )
+        return own_scorer(name)
     module, _, function = target.partition(":")
     found: Scorer = getattr(importlib.import_module(module), function)
     return found

@@ -14,7 +14,7 @@ from kvbaton.audit.tasks.private import Values, Wanted
 from kvbaton.audit.tasks.schema import TaskSet, Unit
 from kvbaton.errors import InputError
 
-MOST_QUESTIONS = 12
+MOST_QUESTIONS = 10
 MOST_UNITS = 1000
 
 
@@ -63,6 +63,22 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
         ),
         "private-facts-zh": _family(
             "facts:private_facts_zh", "Codes of invented people between Chinese sentences."
+        ),
+        "private-tables": _family(
+            "tables:private_tables", "Rows of a stock list between paragraphs of a manual."
+        ),
+        "code-symbols": _family(
+            "symbols:code_symbols", "Constants, functions and defaults between real functions."
+        ),
+        "instructions": _family(
+            "rules:instructions", "Code words with which only the sender was told to answer."
+        ),
+        "multi-turn": _family(
+            "turns:multi_turn", "Facts of the first of several turns, asked after the last."
+        ),
+        "nothing-needed": _family(
+            "nothing:nothing_needed",
+            "Negative control: each question carries all that its answer needs.",
         ),
     }
 )

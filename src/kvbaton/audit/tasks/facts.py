@@ -10,12 +10,13 @@ from kvbaton.audit.tasks.schema import Question, Unit
 from kvbaton.bench.questions import FIRST_NAMES, LAST_NAMES, THINGS, Fact
 from kvbaton.types import JSON
 
-_READ = "Read these notes.\n\n"
-_CONFIRM = "\n\nConfirm in one short sentence that you have read the notes."
+READ = "Read these notes.\n\n"
+CONFIRM = "\n\nConfirm in one short sentence that you have read the notes."
 _READ_ZH = "请阅读下面的笔记。\n\n"
 _CONFIRM_ZH = "\n\n请用一句话确认你已经读完。"
 _MESSAGE_TOKENS = 32
 _ANSWER_TOKENS = 8
+_NUMBERED = tuple(thing for thing in THINGS if thing.endswith(("number", "code")))
 
 SURNAMES_ZH = tuple("王李张刘陈杨黄赵吴周徐孙马朱胡郭何林罗高")
 GIVEN_NAMES_ZH = (
@@ -32,13 +33,13 @@ THINGS_ZH = (
 def private_facts(wanted: Wanted) -> Unit:
     """English: ``The badge number of Mira Holm is 4821.``, asked person by person."""
     facts = some_facts(wanted, wanted.questions)
-    room = wanted.tokens - wanted.count(_READ) - wanted.count(_CONFIRM)
+    room = wanted.tokens - wanted.count(READ) - wanted.count(CONFIRM)
     told = [fact.sentence for fact in facts]
     text = filled(wanted.dice, wanted.count, room, prose(), told)
     return Unit(
         id=wanted.id,
         kind="facts",
-        messages=(user(_READ + text + _CONFIRM),),
+        messages=(user(READ + text + CONFIRM),),
         questions=tuple(fact_question(number, fact) for number, fact in enumerate(facts, 1)),
         message_tokens=_MESSAGE_TOKENS,
     )
@@ -57,7 +58,7 @@ def private_facts_zh(wanted: Wanted) -> Unit:
         f"{person}的{thing}"
         for person, thing in zip(people, dice.sample(THINGS_ZH, number), strict=True)
     ]
-    codes = [wanted.values.code() for _ in subjects]
+    codes = wanted.values.codes(number)
     told = [f"{subject}是{code}。" for subject, code in zip(subjects, codes, strict=True)]
     room = wanted.tokens - wanted.count(_READ_ZH) - wanted.count(_CONFIRM_ZH)
     text = filled(dice, wanted.count, room, chinese(), told, joint="\n")
@@ -82,10 +83,11 @@ def private_facts_zh(wanted: Wanted) -> Unit:
 
 def some_facts(wanted: Wanted, number: int) -> list[Fact]:
     """Facts about so many people, of whom no two share a name or a thing."""
-    things = wanted.dice.sample(THINGS, number)
+    things = wanted.dice.sample(_NUMBERED, number)
+    people, codes = some_people(wanted.dice, number), wanted.values.codes(number)
     return [
-        Fact(f"{thing} of {person}", wanted.values.code())
-        for thing, person in zip(things, some_people(wanted.dice, number), strict=True)
+        Fact(f"{thing} of {person}", code)
+        for thing, person, code in zip(things, people, codes, strict=True)
     ]
 
 

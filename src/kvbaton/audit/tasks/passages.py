@@ -89,7 +89,9 @@ def filled(
         if costs <= left:
             chosen.append(piece)
             left -= costs
-    places = sorted(dice.randrange(len(chosen) + 1) for _ in private)
+    gaps = range(len(chosen) + 1)
+    apart = dice.sample(gaps, len(private)) if len(private) <= len(gaps) else ()
+    places = sorted(apart or (dice.choice(gaps) for _ in private))
     for place, piece in reversed(list(zip(places, private, strict=True))):
         chosen.insert(place, piece)
     return joint.join(chosen)

@@ -11,7 +11,6 @@ from functools import cache
 from kvbaton.audit.tasks.passages import Count, everything
 from kvbaton.errors import InputError
 
-FIRST_CODE, LAST_CODE = 1000, 9999
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
 _VOWELS = ("a", "e", "i", "o", "u")
 _ENDS = ("l", "n", "r", "s", "x", "k", "m")
@@ -26,27 +25,32 @@ class Values:
     """
 
     def __init__(self, seed: str) -> None:
-        taken = _numbers()
-        codes = [str(code) for code in range(FIRST_CODE, LAST_CODE + 1) if str(code) not in taken]
-        random.Random(f"{seed} codes").shuffle(codes)
-        self._codes = iter(codes)
+        codes = [code for code in map(str, range(1000, 10_000)) if len(set(code)) == len(code)]
+        self._codes = [code for code in codes if code not in _numbers()]
+        random.Random(f"{seed} codes").shuffle(self._codes)
         self._words = _words(random.Random(f"{seed} words"))
 
-    def code(self) -> str:
-        """Four digits, the first of which is not zero.
+    def codes(self, number: int) -> list[str]:
+        """So many codes, for one unit: four different digits, no two next to each other in two.
+
+        A small model that copies a code cannot slip from one into another of its unit.
 
         Raises
         ------
         InputError
-            All codes are given.
+            There are not enough left.
         """
-        code = next(self._codes, None)
-        if code is None:
-            raise InputError(
-                "there are not enough private codes for so many units and questions",
-                hint=f"a set has at most {LAST_CODE - FIRST_CODE} of them",
-            )
-        return code
+        chosen: list[str] = []
+        pairs: set[str] = set()
+        for code in reversed(self._codes):
+            mine = {code[place : place + 2] for place in range(3)}
+            if len(chosen) < number and pairs.isdisjoint(mine):
+                chosen.append(code)
+                pairs |= mine
+        if len(chosen) < number:
+            raise InputError("there are not enough private codes for so many units and questions")
+        self._codes = [code for code in self._codes if code not in chosen]
+        return chosen
 
     def word(self) -> str:
         """A made-up word of small letters that can be spoken."""

@@ -1,0 +1,134 @@
+"""Runs the code of an answer with its tests in a process of its own, under limits.
+
+The process is a new interpreter without site packages, environment or inherited descriptors, in an
+empty folder, in a session of its own that is killed when the time is over.  Before it runs the
+code it takes from itself (``sandbox_child.py``):
+
+- time of the processor, memory, and the writing of files (``setrlimit``);
+- new processes and threads (``setrlimit``, which does not bind root: a process of root first
+  becomes nobody, where nobody may read the standard library);
+- the network, where the kernel lets it leave its namespace; processes that it started in spite of
+  all are then killed with it, and with its session otherwise;
+- by an audit hook of the interpreter: opening files for writing, removing and renaming them,
+  sockets, processes, threads, signals, and calls into C libraries.
+
+This is a limit on resources and on accidents.  It is no security boundary: the code can read what
+its user can read, and a fault of the kernel or of the interpreter is a way out.  Run code that you
+do not trust at all in a virtual machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvbaton.errors import InputError
+
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+_NOTE_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the code may use.
+
+    Parameters
+    ----------
+    wall_s
+        Seconds until it is killed.
+    cpu_s
+        Seconds of the processor.
+    memory_bytes
+        Address space.
+    answer_bytes
+        Of what the process may tell us; what the code prints is thrown away.
+    """
+
+    wall_s: float = 10.0
+    cpu_s: int = 5
+    memory_bytes: int = 1 << 30
+    answer_bytes: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the tests ended.
+
+    Parameters
+    ----------
+    passed
+        They ran to their end.
+    note
+        The error, or why there is none to tell.
+    missing
+        Limits that this system did not grant: ``memory``, ``processes``,
+        ``network``, ``grandchildren`` (those that left the session) ...
+    """
+
+    passed: bool
+    note: str = ""
+    missing: tuple[str, ...] = ()
+
+
+def run_tests(code: str, tests: str, *, limits: Limits | None = None) -> Outcome:
+    """Run code and then tests.
+
+    Raises
+    ------
+    InputError
+        This system has no such limits, or no process can be started.
+    """
+    if os.name != "posix":
+        raise InputError("code is only run where processes can be limited: on Linux or macOS")
+    limits = limits or Limits()
+    token = secrets.token_hex(16)
+    job = {"code": code, "tests": tests, "token": token, **asdict(limits)}
+    with tempfile.TemporaryDirectory(prefix="kvbaton-code-") as folder:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InputError(f"no process can be started: {error.strerror or error}") from error
+        said = _listen(process, json.dumps(job).encode(), limits.wall_s)
+    if said is None:
+        return Outcome(passed=False, note=f"stopped after {limits.wall_s:g} s")
+    return _outcome(said[: limits.answer_bytes], token, process.returncode)
+
+
+def _listen(process: subprocess.Popen[bytes], job: bytes, wall_s: float) -> bytes | None:
+    """What the process tells; None where it did not end in time.  Its session does not survive."""
+    try:
+        return process.communicate(job, timeout=wall_s)[0]
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def _outcome(said: bytes, token: str, status: int) -> Outcome:
+    try:
+        told = json.loads(said)
+        passed, missing = told["token"] == token and not told["error"], tuple(told["missing"])
+        return Outcome(passed, str(told["error"])[:_NOTE_CHARACTERS], missing)
+    except (ValueError, KeyError, TypeError):
+        return Outcome(
+            passed=False, note=f"the code ended the process before its tests (status {status})"
+        )

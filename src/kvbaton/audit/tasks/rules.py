@@ -1,0 +1,44 @@
+"""Private instructions: code words with which the sender was told to answer."""
+
+from __future__ import annotations
+
+from kvbaton.audit.tasks.facts import CONFIRM, user
+from kvbaton.audit.tasks.passages import filled, prose
+from kvbaton.audit.tasks.private import Wanted
+from kvbaton.audit.tasks.schema import Question, Unit
+
+_READ = "Follow these instructions for the rest of our conversation.\n\n"
+_TOPICS = (
+    "refunds", "parking", "breakfast", "wifi", "pets", "towels", "taxis", "keys", "luggage",
+    "laundry", "late arrival", "birthdays",
+)  # fmt: skip
+_MESSAGE_TOKENS = 32
+_ANSWER_TOKENS = 10
+
+
+def instructions(wanted: Wanted) -> Unit:
+    """A code word for each topic, to be said whenever somebody asks about it."""
+    topics = wanted.dice.sample(_TOPICS, wanted.questions)
+    words = [wanted.values.word() for _ in topics]
+    told = [
+        f'When a guest asks about {topic}, answer with the code word "{word}".'
+        for topic, word in zip(topics, words, strict=True)
+    ]
+    room = wanted.tokens - wanted.count(_READ) - wanted.count(CONFIRM)
+    text = filled(wanted.dice, wanted.count, room, prose(), told)
+    return Unit(
+        id=wanted.id,
+        kind="instructions",
+        messages=(user(_READ + text + CONFIRM),),
+        questions=tuple(
+            Question(
+                id=f"q{place}",
+                text=f"A guest asks about {topic}. Answer as you were instructed.",
+                answers=(word,),
+                opening=f'When a guest asks about {topic}, I answer with the code word "',
+                max_new_tokens=_ANSWER_TOKENS,
+            )
+            for place, (topic, word) in enumerate(zip(topics, words, strict=True), 1)
+        ),
+        message_tokens=_MESSAGE_TOKENS,
+    )

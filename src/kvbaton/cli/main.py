@@ -29,6 +29,7 @@ COMMANDS = (
     "rm_command",
     "doctor_command",
     "tune_command",
+    "audit_command",
     "bench_command",
 )
 """Modules of this package, in the order of ``kvbaton --help``; each has ``register(app)``."""

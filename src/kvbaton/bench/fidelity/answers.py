@@ -38,11 +38,7 @@ def greedy_answers(
     WindowExceeded
         The longest one and its answer do not fit the model's window.
     """
-    if not questions or not all(questions):
-        raise EmptyInput("there is no question to feed")
-    start = cache.length
-    if start + max(map(len, questions)) + new_tokens > engine.max_tokens:
-        raise WindowExceeded(f"{start} tokens and a question do not fit the model's window")
+    start = _require_askable(engine, cache, questions, new_tokens)
     asked = _SideBySide(engine, cache, start)
     try:
         logits = asked.feed(questions, alike=_alike(questions))
@@ -63,6 +59,56 @@ def greedy_answers(
     return [tuple(ids) for ids in found]
 
 
+@torch.inference_mode()
+def forced_logits(
+    engine: Any, cache: Any, several: Sequence[Sequence[int]], *, positions: Sequence[int]
+) -> list[torch.Tensor]:
+    """What the model says at the last positions of texts that stand side by side behind a cache.
+
+    The cache is left as it was.
+
+    Parameters
+    ----------
+    several
+        Ids of each text: a question and an answer that is put into the model's mouth.
+    positions
+        How many of the last positions of each count.
+
+    Returns
+    -------
+    list of Tensor
+        Logits ``[positions, vocab]`` float32 of each text.
+
+    Raises
+    ------
+    EmptyInput
+        A text has no ids, or fewer than positions.
+    WindowExceeded
+        The longest one does not fit the model's window.
+    """
+    start = _require_askable(engine, cache, several, 0)
+    if any(not 1 <= count <= len(ids) for ids, count in zip(several, positions, strict=True)):
+        raise EmptyInput("there are fewer ids than positions to look at")
+    alike = max(0, min(_alike(several), *(len(i) - c for i, c in zip(several, positions, strict=True))))
+    try:
+        logits = _SideBySide(engine, cache, start).feed(several, alike=alike, last=positions)
+    finally:
+        cache.take_back(start)
+    return list(logits.split(list(positions)))
+
+
+def _require_askable(
+    engine: Any, cache: Any, several: Sequence[Sequence[int]], new_tokens: int
+) -> int:
+    """The cache's length, if all of them fit behind it."""
+    if not several or not all(several):
+        raise EmptyInput("there is no question to feed")
+    start: int = cache.length
+    if start + max(map(len, several)) + new_tokens > engine.max_tokens:
+        raise WindowExceeded(f"{start} tokens and a question do not fit the model's window")
+    return start
+
+
 def _alike(questions: Sequence[Sequence[int]]) -> int:
     """How many ids all questions begin with alike; each keeps one of its own."""
     first, *others = questions
@@ -80,14 +126,20 @@ class _SideBySide:
         self._lengths: list[int] = []
         self._start = start
 
-    def feed(self, several: Sequence[Sequence[int]], *, alike: int = 0) -> torch.Tensor:
-        """Logits ``[questions, vocab]`` float32 behind the last id of each.
+    def feed(
+        self,
+        several: Sequence[Sequence[int]],
+        *,
+        alike: int = 0,
+        last: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Logits ``[n, vocab]`` float32 behind the last id of each, or the ``last`` few of each.
 
         The first ``alike`` ids are the same for all of them.
         """
         ids = list(several[0][:alike])
         owners, positions = [-1] * alike, list(range(self._start, self._start + alike))
-        last: list[int] = []
+        looked_at: list[int] = []
         if not self._lengths:
             self._lengths = [self._start + alike] * len(several)
         for number, new in enumerate(several):
@@ -97,14 +149,20 @@ class _SideBySide:
             owners.extend([number] * len(own))
             positions.extend(range(first, first + len(own)))
             self._lengths[number] += len(own)
-            last.append(len(ids) - 1)
-        return self._run(ids, self._tensor(owners), self._tensor(positions), self._tensor(last))
+            looked_at.extend(range(len(ids) - (last[number] if last else 1), len(ids)))
+        return self._run(
+            ids, self._tensor(owners), self._tensor(positions), self._tensor(looked_at)
+        )
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(numbers), device=self._engine.device)
 
     def _run(
-        self, ids: Sequence[int], owner: torch.Tensor, position: torch.Tensor, last: torch.Tensor
+        self,
+        ids: Sequence[int],
+        owner: torch.Tensor,
+        position: torch.Tensor,
+        looked_at: torch.Tensor,
     ) -> torch.Tensor:
         engine = self._engine
         self._owner = torch.cat((self._owner, owner))
@@ -118,7 +176,7 @@ class _SideBySide:
             position_ids=position[None],
             attention_mask=mask[None, None],
             use_cache=True,
-            logits_to_keep=last,
+            logits_to_keep=looked_at,
             **{engine.cache_argument: self._cache},
         )
         logits: torch.Tensor = output.logits[0].float()

@@ -71,10 +71,23 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
             "symbols:code_symbols", "Constants, functions and defaults between real functions."
         ),
         "instructions": _family(
-            "rules:instructions", "Code words with which only the sender was told to answer."
+            "rules:instructions", "Numbers that only the sender was told to give, topic by topic."
         ),
         "multi-turn": _family(
             "turns:multi_turn", "Facts of the first of several turns, asked after the last."
+        ),
+        "translate-polish": _family(
+            "translations:translate_polish",
+            "Sentences of a rough translation to be rewritten, with quantities to be kept.",
+        ),
+        "summarize-answer": _family(
+            "summaries:summarize_answer",
+            "Low relevance: what everybody knows, behind a summary of a manual.",
+        ),
+        "code-review": _family(
+            "reviews:code_review",
+            "Functions of the sender with a fault each, to be corrected; tests decide.",
+            questions=2,
         ),
         "nothing-needed": _family(
             "nothing:nothing_needed",

@@ -146,31 +146,32 @@ def read_task_set(path: Path | str) -> TaskSet:
     path = Path(path)
     raw = _bytes_of(path)
     header: JSON | None = None
-    units: list[Unit] = []
+    units: dict[str, Unit] = {}
     for number, line in enumerate(raw.split(b"\n"), 1):
         if not line.strip():
             continue
         place = f"{path}:{number}"
         try:
-            value = _json(line, place)
+            value = _json(line)
             if isinstance(value, dict) and "format" in value:
                 if header is not None or units:
                     raise InputError("a header is the first line and there is one", at="$.format")
                 header = _header(value)
             else:
-                units.append(_unit(value, len(units) + 1))
-                _refuse_twice([unit.id for unit in units], "unit", "$.id")
+                unit = _unit(value, len(units) + 1)
+                if unit.id in units:
+                    raise _twice("unit", unit.id, "$.id")
+                units[unit.id] = unit
         except InputError as error:
             _refuse(error, place)
     if not units:
         raise InputError("there is no unit in the task set", at=str(path))
     named = header or {"name": path.stem, "version": 1}
-    return TaskSet(**named, units=tuple(units), digest=blake3(raw).hexdigest())
+    return TaskSet(**named, units=tuple(units.values()), digest=blake3(raw).hexdigest())
 
 
 def _refuse(error: InputError, place: str) -> NoReturn:
-    at = error.at if error.at.startswith(place) else f"{place} {error.at or '$'}"
-    raise InputError(error.sentence, at=at, hint=error.hint) from error
+    raise InputError(error.sentence, at=f"{place} {error.at or '$'}", hint=error.hint) from error
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -187,7 +188,7 @@ def _bytes_of(path: Path) -> bytes:
     return raw
 
 
-def _json(line: bytes, place: str) -> Any:
+def _json(line: bytes) -> Any:
     """The value of a line, of which every part can be written again."""
     if len(line) > MAX_LINE_BYTES:
         raise InputError(f"the line is longer than {MAX_LINE_BYTES} bytes")
@@ -196,9 +197,7 @@ def _json(line: bytes, place: str) -> Any:
     except UnicodeDecodeError as error:
         raise InputError(f"byte {error.start} of the line is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"the line is not JSON: {error.msg}", at=f"{place}:{error.colno}"
-        ) from error
+        raise InputError(f"the line is not JSON: {error.msg} (column {error.colno})") from error
     except (RecursionError, ValueError) as error:
         raise InputError("the line is nested too deeply, or a number in it is too long") from error
     canonical.dumps(value, what="line")
@@ -211,9 +210,15 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> JSON:
 
 
 def _refuse_twice(names: list[str], what: str, at: str) -> None:
-    if len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise InputError(f"the {what} {twice[:80]!r} is there twice", at=at)
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise _twice(what, name, at)
+        seen.add(name)
+
+
+def _twice(what: str, name: str, at: str) -> InputError:
+    return InputError(f"the {what} {name[:80]!r} is there twice", at=at)
 
 
 def _header(value: Any) -> JSON:

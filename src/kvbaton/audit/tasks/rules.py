@@ -1,4 +1,4 @@
-"""Private instructions: code words with which the sender was told to answer."""
+"""Private instructions: numbers that the sender was told to give."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TOPICS = (
     "laundry", "late arrival", "birthdays",
 )  # fmt: skip
 _MESSAGE_TOKENS = 32
-_ANSWER_TOKENS = 10
+_ANSWER_TOKENS = 8
 
 
 def instructions(wanted: Wanted) -> Unit:
-    """A code word for each topic, to be said whenever somebody asks about it."""
+    """A number for each topic, to be given whenever a guest asks about it."""
     topics = wanted.dice.sample(_TOPICS, wanted.questions)
-    words = [wanted.values.word() for _ in topics]
+    codes = wanted.values.codes(wanted.questions)
     told = [
-        f'When a guest asks about {topic}, answer with the code word "{word}".'
-        for topic, word in zip(topics, words, strict=True)
+        f"When a guest asks about {topic}, tell them to call {code}."
+        for topic, code in zip(topics, codes, strict=True)
     ]
     room = wanted.tokens - wanted.count(_READ) - wanted.count(CONFIRM)
     text = filled(wanted.dice, wanted.count, room, prose(), told)
@@ -34,11 +34,11 @@ def instructions(wanted: Wanted) -> Unit:
             Question(
                 id=f"q{place}",
                 text=f"A guest asks about {topic}. Answer as you were instructed.",
-                answers=(word,),
-                opening=f'When a guest asks about {topic}, I answer with the code word "',
+                answers=(code,),
+                opening=f"When a guest asks about {topic}, I tell them to call",
                 max_new_tokens=_ANSWER_TOKENS,
             )
-            for place, (topic, word) in enumerate(zip(topics, words, strict=True), 1)
+            for place, (topic, code) in enumerate(zip(topics, codes, strict=True), 1)
         ),
         message_tokens=_MESSAGE_TOKENS,
     )

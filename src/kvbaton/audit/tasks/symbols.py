@@ -53,15 +53,14 @@ def _constant(wanted: Wanted, name: str, thing: str, value: str) -> tuple[str, Q
 
 
 def _function(wanted: Wanted, name: str, thing: str, value: str) -> tuple[str, Question]:
-    verb = wanted.dice.choice(_VERBS)
-    function = f"{wanted.values.word()}_{wanted.values.word()}"
-    purpose = f"{verb.capitalize()} the {thing}."
-    return f'def {function}({thing}):\n    """{purpose}"""\n    return {thing}.{verb}()', Question(
+    verb, function = wanted.dice.choice(_VERBS), wanted.values.word()
+    remark = f"# {verb.capitalize()} the {thing}:\ndef "
+    return f"{remark}{function}({thing}):\n    return {thing}.{verb}()", Question(
         id=name,
-        text=f'Which function of the module has the docstring "{purpose}"?',
+        text=f"Which function of the module is there to {verb} the {thing}?",
         answers=(function,),
-        opening=f'The function with the docstring "{purpose}" is `',
-        max_new_tokens=16,
+        opening=f"```python\n{remark}",
+        max_new_tokens=12,
     )
 
 

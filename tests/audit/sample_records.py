@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbaton.audit.analysis.result import TRIALS_FORMAT
+from kvbaton.audit.analysis.runs import Run
+from kvbaton.audit.journal import FORMAT
+from kvbaton.audit.plan import Plan
+from kvbaton.audit.treatments import Role, treatment
 from kvbaton.types import JSON
 
 
@@ -28,19 +31,16 @@ class Effect:
     same_unit: float = 0.0
     kl: float = 1e-5
     fallback: float = 0.0
-    role: str = "candidate"
-    reference: str = "T0"
-    label: str = ""
 
 
 EFFECTS: dict[str, Effect] = {
-    "T0": Effect(role="reference", reference="", label="text only"),
-    "T1": Effect(0.45, label="the prompt's KV"),
-    "T2": Effect(0.85, label="the generated KV"),
-    "T3": Effect(0.12, label="all of the KV"),
-    "T3:compact": Effect(0.15, 0.01, 0.01, kl=2e-3, label="all of the KV, compact"),
-    "T4": Effect(0.12, 0.95, 0.0, kl=6.0, role="control", label="another conversation's KV"),
-    "T5": Effect(0.12, 0.97, 0.0, kl=8.0, role="control", label="zeroed KV"),
+    "T0": Effect(),
+    "T1": Effect(0.45),
+    "T2": Effect(0.85),
+    "T3": Effect(0.12),
+    "T3:compact": Effect(0.15, 0.01, 0.01, kl=2e-3),
+    "T4": Effect(0.12, 0.95, 0.0, kl=6.0),
+    "T5": Effect(0.12, 0.97, 0.0, kl=8.0),
 }
 """T3 is eight times faster and loses nothing; the controls lose all that they were asked."""
 
@@ -63,52 +63,61 @@ class Sample:
     effects: Mapping[str, Effect] = field(default_factory=lambda: dict(EFFECTS))
 
 
-def plan_of(sample: Sample) -> JSON:
+def plan_of(sample: Sample) -> Plan:
     """The plan that belongs to a sample."""
+    return Plan(
+        units=sample.units,
+        questions=sample.questions,
+        repeats=sample.repeats,
+        seed=sample.seed,
+        treatments=tuple(sample.effects),
+    )
+
+
+def header_of(sample: Sample) -> JSON:
+    """The first line of the trials."""
     return {
-        "format": "kvbaton audit plan 1",
-        "digest": f"{sample.seed:064x}",
+        "format": FORMAT,
+        "plan": plan_of(sample).digest,
+        "pair": sample.pair,
+        "function": "f" * 64,
+        "model": "smollm2-135m",
+        "dtype": "bfloat16",
         "seed": sample.seed,
-        "units": sample.units,
-        "questions": sample.questions,
-        "repeats": sample.repeats,
-        "margin_points": 5.0,
-        "icc": 0.3,
-        "alpha": 0.05,
-        "tasks": {"name": "private", "version": 1, "digest": "0" * 64},
-        "treatments": [
-            {"name": name, "label": e.label, "role": e.role, "reference": e.reference or None}
-            for name, e in sample.effects.items()
-        ],
+        "tasks": {"name": "private-facts", "version": 1, "digest": "0" * 64},
+        "treatments": {
+            name: {"label": known.label, "role": known.role.value, "reference": known.reference}
+            for name, known in ((name, treatment(name)) for name in sample.effects)
+        },
+        "environment": {"kvbaton": "0.1.0", "torch": "2.9", "threads": 2, "cpu": "made up"},
     }
 
 
 def records_of(sample: Sample) -> list[JSON]:
     """Header and trials, as ``trials.jsonl`` has them."""
     dice = np.random.default_rng(sample.seed)
-    lines: list[JSON] = [
-        {
-            "format": TRIALS_FORMAT,
-            "plan": f"{sample.seed:064x}",
-            "pair": sample.pair,
-            "function": "f" * 64,
-            "model": "smollm2-135m",
-            "dtype": "bfloat16",
-            "seed": sample.seed,
-            "environment": {"kvbaton": "0.1.0", "torch": "2.9", "threads": 2, "cpu": "made up"},
-        }
-    ]
+    lines = [header_of(sample)]
     for number in range(sample.units):
         lines.extend(_unit(sample, number, dice))
     if sample.ladder:
         lines.extend(_ladder(sample, dice))
-    return lines
+    lines.extend(_profile(name) for name in sample.effects)
+    wall_s = sum(line.get("e2e_s", 0.0) for line in lines)
+    session = {"kind": "session", "repeat": 0, "wall_s": wall_s, "work_s": 0.99 * wall_s}
+    return [*lines, session | {"overhead_share": 0.01}]
+
+
+def run_of(sample: Sample) -> Run:
+    """The same as it is read."""
+    header, *records = records_of(sample)
+    plan = plan_of(sample)
+    return Run(plan.to_json() | {"digest": plan.digest}, header, records)
 
 
 def write_run(folder: Path, sample: Sample, *, lines: Iterable[JSON] | None = None) -> Path:
     """A run's folder with plan and trials."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps(plan_of(sample)), encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(plan_of(sample).to_json()), encoding="utf-8")
     kept = records_of(sample) if lines is None else lines
     text = "".join(json.dumps(line) + "\n" for line in kept)
     (folder / "trials.jsonl").write_text(text, encoding="utf-8")
@@ -117,7 +126,7 @@ def write_run(folder: Path, sample: Sample, *, lines: Iterable[JSON] | None = No
 
 def a_a(sample: Sample, *, lost: float = 0.02) -> Sample:
     """The same with a candidate that does nothing: as many answers are lost as gained."""
-    effects = {"T0": EFFECTS["T0"], "T3": Effect(1.0, lost, lost, label="nothing at all")}
+    effects = {"T0": Effect(), "T3": Effect(1.0, lost, lost)}
     return replace(sample, effects=effects)
 
 
@@ -138,14 +147,14 @@ def _unit(sample: Sample, number: int, dice: np.random.Generator) -> list[JSON]:
         "context_tokens": tokens,
         "sender": {"prefill_s": base_s, "decode_s": decode_s, "tokenize_s": tokens * 2e-6},
         "hand_off": {
-            name: {"seconds": {"export": 0.002, "encode": 0.004, "put": 0.003}, "bytes_written": 0}
-            for name, effect in sample.effects.items()
-            if effect.role != "reference"
+            name: {"seconds": 0.009, "phases": {"encode": 0.006, "put": 0.003}, "bytes_written": 0}
+            for name in sample.effects
+            if not _by_text(name)
         },
     }
     right = dice.random(sample.questions) < sample.accuracy
-    lines: list[JSON] = [about, {"kind": "floor", "unit": unit, "kl": 1e-3, "flips": 1}]
-    lines[-1]["positions"] = 16 * sample.questions
+    floor = {"kind": "floor", "unit": unit, "treatment": "T0", "kl": 1e-3, "flips": 1}
+    lines: list[JSON] = [about, floor | {"positions": 16 * sample.questions}]
     for name, effect in sample.effects.items():
         lines.append(_quality(sample, unit, name, effect, right, dice))
     for repeat in range(sample.repeats):
@@ -177,7 +186,7 @@ def _timed(
     noise = sample.noise * (dice.gamma(2.0) - 2.0) / np.sqrt(2.0)
     ttft_s = base_s * ratio * float(np.exp(noise))
     fixed_s = ttft_s + 16 * 0.02
-    route = "text" if fell or effect.role == "reference" else "baton"
+    route = "text" if fell or _by_text(name) else "baton"
     shares = {"first_forward": 0.9} if route == "text" else {"get": 0.1, "first_forward": 0.6}
     return {
         "kind": "timed",
@@ -211,7 +220,7 @@ def _quality(
     if dice.random() < effect.same_unit:
         chance[:] = chance[0]
     after = np.where(right, chance >= effect.lost, chance < effect.gained)
-    is_reference = effect.role == "reference"
+    is_reference = _by_text(name)
     answers = [
         {
             "question": f"q{i}",
@@ -260,3 +269,22 @@ def _ladder(sample: Sample, dice: np.random.Generator) -> list[JSON]:
                         }
                     )
     return lines
+
+
+def _by_text(name: str) -> bool:
+    return treatment(name).role is Role.REFERENCE
+
+
+def _profile(name: str) -> JSON:
+    groups = {"attention": 0.3, "matrix products": 0.5, "allocation": 0.02}
+    if not _by_text(name):
+        groups = {"attention": 0.02, "matrix products": 0.05, "allocation": 0.01}
+    wall_s = 1.25 * sum(groups.values())
+    outside = {"outside the model": wall_s - sum(groups.values())}
+    return {
+        "kind": "profile",
+        "treatment": name,
+        "wall_s": wall_s,
+        "groups": groups | outside,
+        "top": [],
+    }

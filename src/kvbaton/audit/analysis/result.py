@@ -13,7 +13,6 @@ from typing import NotRequired, TypedDict
 from kvbaton.types import JSON
 
 RESULT_FORMAT = "kvbaton audit result 1"
-TRIALS_FORMAT = "kvbaton audit trials 1"
 
 Interval = list[float] | None
 """``[low, high]``, both finite; null where the data give none."""
@@ -125,6 +124,9 @@ class TreatmentResult(TypedDict):
     e2e_ratio: float | None
     e2e_ratio_ci: Interval
     e2e_s: Percentiles
+    e2e_ratio_t0: float | None
+    """End to end over ``T0``, the sender's whole way by text."""
+    e2e_ratio_t0_ci: Interval
     fixed_ratio: float | None
     fixed_ratio_ci: Interval
     tokens_per_s: float | None
@@ -138,7 +140,9 @@ class TreatmentResult(TypedDict):
     equivalence_ci_points: Interval
     """The (1 - 2 alpha) interval that decides about equivalence."""
     interval: str | None
-    """How the intervals of accuracy were made: ``t`` or ``exact``."""
+    """How the intervals of accuracy were made: ``bootstrap-t``, ``t`` or ``exact``."""
+    icc: float | None
+    """How alike the questions of a unit were taken to be."""
     bound_units_only_points: float | None
     """Exact bound on the loss if all questions of a unit were one: the most careful reading."""
     score: float | None
@@ -246,17 +250,22 @@ class ProfileRow(TypedDict):
 class BreakEvenPoint(TypedDict):
     """Measured ratio at a length."""
 
-    tokens: float
+    tokens: int
     ratio: float
     ci: Interval
 
 
 class BreakEven(TypedDict):
-    """Context length from which on a treatment is faster than its reference."""
+    """Context length from which on a treatment is faster than text."""
 
-    tokens: float | None
-    ci: Interval
+    tokens: int | None
+    """Null where it is not faster at the longest length."""
+    ci: list[int | None] | None
+    """The upper end is null where the treatment may never be faster."""
+    at_most: bool
+    """It was faster at every length: the true value is ``tokens`` or less."""
     points: list[BreakEvenPoint]
+    warnings: list[str]
     why: str
 
 
@@ -294,10 +303,11 @@ class AuditResult(TypedDict):
     mixed_model: MixedModelResult
     attribution: dict[str, Attribution]
     zero_decode: JSON
-    """Of ``Z``: ``e2e_ratio``, ``ci``, ``e2e_ratio_t0``, ``decode_s``; empty without it."""
+    """Of ``Z``: ``e2e_ratio`` and ``ci`` over ``Z0``, ``e2e_ratio_t0`` and ``ci_t0`` over ``T0``,
+    ``decode_s`` that the sender does not spend, ``why``; empty without it."""
     profile: dict[str, list[ProfileRow]]
     break_even: dict[str, BreakEven]
-    break_even_tokens: float | None
+    break_even_tokens: int | None
     """Of T3."""
     flip_examples: list[FlipExample]
     failed: list[JSON]

@@ -66,16 +66,16 @@ def location(differences: Sample) -> Finding:
     numbers = finite(differences)
     by_t = paired_t(numbers)
     if numbers.size < FEWEST_FOR_SHAPIRO and by_t.p is not None:
-        why = f"paired t: {numbers.size} units are too few for ranks or a test of normality"
+        why = f"{numbers.size} units are too few for ranks or a test of normality"
         return Finding(by_t.test, by_t.p, by_t.statistic, why)
     normal = shapiro(numbers).p
     if by_t.p is not None and normal is not None and normal >= NORMAL_ALPHA:
-        why = f"paired t: the differences may be normal (Shapiro p = {normal:.2g})"
+        why = f"the differences may be normal (Shapiro p = {normal:.2g})"
         return Finding(by_t.test, by_t.p, by_t.statistic, why)
     by_rank = wilcoxon(numbers)
     if by_rank.p is None or normal is None:
         return by_rank
-    why = f"Wilcoxon: the differences are not normal (Shapiro p = {normal:.2g})"
+    why = f"the differences are not normal (Shapiro p = {normal:.2g})"
     return Finding(by_rank.test, by_rank.p, by_rank.statistic, why)
 
 

@@ -3,10 +3,11 @@
 Answers that turn are rare, and the questions of a unit tend to fare alike.  So there are two ways:
 
 - *bootstrap-t*: unit means of the differences, as any other outcome.  Where enough turned.
-- *exact*: with few or none, where resampling would hang on single units, Clopper-Pearson limits of the shares lost and gained on the *effective*
-  number of questions (Korn and Graubard, Survey Methodology 24, 1998), combined by the method of
-  variance estimates recovery (Zou and Donner, Statistics in Medicine 27, 2008).  Never of width
-    zero, and never narrower than Student's interval of the unit means.
+- *exact*: where few or none turned, and resampling would hang on single units.  Clopper-Pearson
+  limits of the shares lost and gained on the *effective* number of questions (Korn and Graubard,
+  Survey Methodology 24, 1998), combined by the method of variance estimates recovery (Zou and
+  Donner, Statistics in Medicine 27, 2008).  Never of width zero, and never narrower than Student's
+  interval of the unit means.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""Break-even lengths from the ladder of a run."""
+
+from __future__ import annotations
+
+from kvbaton.audit.analysis.blocks import number_in
+from kvbaton.audit.analysis.result import BreakEven, BreakEvenPoint
+from kvbaton.audit.analysis.runs import Run
+from kvbaton.policy.break_even import BreakEven as Found
+from kvbaton.policy.break_even import LadderPoint, break_even
+from kvbaton.types import JSON
+
+TEXT_ONLY = "T0"
+
+
+def break_evens(run: Run, *, seed: int) -> dict[str, BreakEven]:
+    """Treatment -> from which length on it is faster than text; empty without a ladder."""
+    return {name: _as_json(found) for name, found in measured_break_evens(run, seed=seed).items()}
+
+
+def measured_break_evens(run: Run, *, seed: int) -> dict[str, Found]:
+    """The same as the policy reads it."""
+    times: dict[str, dict[int, list[float]]] = {}
+    for record in sorted(run.of_kind("ladder"), key=_place):
+        seconds, tokens = number_in(record.get("ttft_s")), record.get("tokens")
+        if seconds is not None and seconds > 0 and isinstance(tokens, int) and tokens > 0:
+            by_length = times.setdefault(str(record["treatment"]), {})
+            by_length.setdefault(tokens, []).append(seconds)
+    text = times.pop(TEXT_ONLY, {})
+    found = {}
+    for name, by_length in sorted(times.items()):
+        points = [
+            LadderPoint(tokens, tuple(text[tokens]), tuple(by_length[tokens]))
+            for tokens in sorted(text.keys() & by_length.keys())
+        ]
+        if points:
+            found[name] = break_even(points, route=name, seed=seed)
+    return found
+
+
+def _as_json(found: Found) -> BreakEven:
+    return BreakEven(
+        tokens=found.tokens,
+        ci=None if found.ci is None else list(found.ci),
+        at_most=found.at_most,
+        points=[
+            BreakEvenPoint(tokens=p.tokens, ratio=p.ratio, ci=None if p.ci is None else list(p.ci))
+            for p in found.points
+        ],
+        warnings=list(found.warnings),
+        why=_why(found),
+    )
+
+
+def _why(found: Found) -> str:
+    longest = found.points[-1].tokens
+    if found.tokens is None:
+        return f"It is not faster than text up to {longest} tokens."
+    if found.at_most:
+        return f"It is faster than text at every length from {found.tokens} to {longest} tokens."
+    return f"It is faster than text from about {found.tokens} tokens on."
+
+
+def _place(record: JSON) -> list[str]:
+    return [str(record.get(name, "")) for name in ("treatment", "tokens", "repeat")]

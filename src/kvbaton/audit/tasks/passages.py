@@ -6,6 +6,7 @@ the same wherever the same version of Python makes it.
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ SENTENCE_CHARACTERS = (8, 120)
 _MISSES = 60
 """Pieces in a row that may be too long for what is left, before a text counts as full."""
 
-_FUNCTION = re.compile(r"^def .*?(?=^[^\s)])", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^def .*?(?=^[^\s)#])", re.MULTILINE | re.DOTALL)
 _SENTENCE = re.compile(r"[^。！？\n]+[。！？]”?")  # noqa: RUF001
 _SPACE = re.compile(r"\s+")
 _MARKED_UP = re.compile(r"\s[-=^~*+]{3,}|>>>|::=|\|\s")
@@ -40,7 +41,8 @@ def prose() -> tuple[str, ...]:
 def code() -> tuple[str, ...]:
     """Functions of a standard library, whole."""
     (whole,) = (text.text for text in real_texts() if text.name == "code")
-    return _sized((found[0].strip() for found in _FUNCTION.finditer(whole)), FUNCTION_CHARACTERS)
+    found = _sized((part[0].strip() for part in _FUNCTION.finditer(whole)), FUNCTION_CHARACTERS)
+    return tuple(piece for piece in found if _is_code(piece))
 
 
 @cache
@@ -95,6 +97,15 @@ def filled(
     for place, piece in reversed(list(zip(places, private, strict=True))):
         chosen.insert(place, piece)
     return joint.join(chosen)
+
+
+def _is_code(piece: str) -> bool:
+    """Whether a function was cut out whole."""
+    try:
+        ast.parse(piece)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _is_prose(paragraph: str) -> bool:

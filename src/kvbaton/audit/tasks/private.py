@@ -42,11 +42,13 @@ class Values:
         """
         chosen: list[str] = []
         pairs: set[str] = set()
-        for code in reversed(self._codes):
+        for code in self._codes:
             mine = {code[place : place + 2] for place in range(3)}
-            if len(chosen) < number and pairs.isdisjoint(mine):
+            if pairs.isdisjoint(mine):
                 chosen.append(code)
                 pairs |= mine
+            if len(chosen) == number:
+                break
         if len(chosen) < number:
             raise InputError("there are not enough private codes for so many units and questions")
         self._codes = [code for code in self._codes if code not in chosen]

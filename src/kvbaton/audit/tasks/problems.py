@@ -87,7 +87,7 @@ PROBLEMS = (
         "return len([value for value in values if value < LOW])",
         "return len([value for value in values if value > LOW])",
         "it counts the values that are smaller instead of those that are larger",
-        ("{f}([1, LOW, LOW + 1]) == 1", "{f}([]) == 0", "{f}([HIGH + 1, LOW + 2, 5]) == 2"),
+        ("{f}([1, LOW, LOW + 1]) == 1", "{f}([]) == 0", "{f}([3 * LOW, LOW + 2, 5]) == 2"),
     ),
     Problem(
         "entry_price(age)",

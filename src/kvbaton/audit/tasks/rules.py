@@ -7,10 +7,11 @@ from kvbaton.audit.tasks.passages import filled, prose
 from kvbaton.audit.tasks.private import Wanted
 from kvbaton.audit.tasks.schema import Question, Unit
 
-_READ = "Follow these instructions for the rest of our conversation.\n\n"
+_READ = "Follow these instructions for replies to guests.\n\n"
 _TOPICS = (
-    "refunds", "parking", "breakfast", "wifi", "pets", "towels", "taxis", "keys", "luggage",
-    "laundry", "late arrival", "birthdays",
+    "refunds for meals", "the parking garage", "a late breakfast", "slow wifi", "dogs in the room",
+    "more towels", "airport taxis", "lost keys", "heavy luggage", "the laundry service",
+    "birthday cakes", "theatre tickets",
 )  # fmt: skip
 _MESSAGE_TOKENS = 32
 _ANSWER_TOKENS = 8
@@ -21,7 +22,7 @@ def instructions(wanted: Wanted) -> Unit:
     topics = wanted.dice.sample(_TOPICS, wanted.questions)
     codes = wanted.values.codes(wanted.questions)
     told = [
-        f"When a guest asks about {topic}, tell them to call {code}."
+        f"The right reply to a guest who asks about {topic} is {code}."
         for topic, code in zip(topics, codes, strict=True)
     ]
     room = wanted.tokens - wanted.count(_READ) - wanted.count(CONFIRM)
@@ -35,7 +36,7 @@ def instructions(wanted: Wanted) -> Unit:
                 id=f"q{place}",
                 text=f"A guest asks about {topic}. Answer as you were instructed.",
                 answers=(code,),
-                opening=f"When a guest asks about {topic}, I tell them to call",
+                opening=f"The right reply to a guest who asks about {topic} is",
                 max_new_tokens=_ANSWER_TOKENS,
             )
             for place, (topic, code) in enumerate(zip(topics, codes, strict=True), 1)

@@ -25,7 +25,7 @@ _CAPITALS = (
 )  # fmt: skip
 _OPPOSITES = (
     ("hot", "cold"), ("big", "small"), ("up", "down"), ("day", "night"), ("black", "white"),
-    ("open", "closed"), ("left", "right"), ("happy", "sad"), ("early", "late"), ("wet", "dry"),
+    ("open", "closed"), ("left", "right"), ("rich", "poor"), ("early", "late"), ("wet", "dry"),
     ("strong", "weak"), ("true", "false"),
 )  # fmt: skip
 _MESSAGE_TOKENS = 48

@@ -69,7 +69,7 @@ def latency_section(result: Fields) -> Section:
         "latency",
         "Time to the first token",
         (
-            "All trials, as assigned: those that went by text after all are among them. "
+            "All trials, as assigned: those that fell back to text are among them. "
             "The first token is timed until it is out, its forward pass included.",
         ),
         charts=present(latency_chart(result)),
@@ -89,7 +89,8 @@ def length_section(result: Fields) -> Section:
     return Section(
         "lengths",
         "From which length on",
-        said(" ".join(lines).replace("..", "."), nothing),
+        said(nothing),
+        tuple(line.replace("..", ".") for line in lines),
         charts=present(lengths_chart(result)),
         tables=filled(profit_map(result)),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from kvbaton.audit.report.page import render
 from kvbaton.audit.report.reading import finite
 from kvbaton.audit.report.sheets import summary_csv, trials_csv
 from kvbaton.errors import InputError
-from kvbaton.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Report:
     trials: Path | None
 
 
-def write_report(result: JSON, folder: Path, *, trials: Sequence[JSON] | None) -> Report:
+def write_report(
+    result: Mapping[str, object], folder: Path, *, trials: Sequence[Mapping[str, object]] | None
+) -> Report:
     """Write ``report.html``, ``result.json``, ``summary.csv`` and, from trials, ``trials.csv``.
 
     Everything is made before anything is written.
@@ -60,7 +62,7 @@ def write_report(result: JSON, folder: Path, *, trials: Sequence[JSON] | None) -
     return Report(html, data, summary, sheet if trials is not None else None)
 
 
-def _json(result: JSON) -> str:
+def _json(result: Mapping[str, object]) -> str:
     return json.dumps(_plain(result), ensure_ascii=True, allow_nan=False, indent=1) + "\n"
 
 
@@ -83,5 +85,6 @@ def _write(file: Path, text: str) -> None:
             os.fsync(stream.fileno())
         partial.replace(file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise InputError(f"the report cannot be written: {error}", at=str(file)) from error

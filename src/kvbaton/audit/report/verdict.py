@@ -200,6 +200,6 @@ def _facts(result: Fields, name: str, one: Fields) -> tuple[Fact, ...]:
         ),
         Fact("Moved per hand-off", amount_text(one.number("bytes_moved"), "B"), "mean"),
         Fact("Pays from", f"{count_text(break_even)} tokens", "of context"),
-        Fact("Went by text after all", share_text(one.number("fallback_share")), needs),
+        Fact("Fell back to text", share_text(one.number("fallback_share")), needs),
     )
     return tuple(fact for fact in facts if not fact.value.startswith(DASH))

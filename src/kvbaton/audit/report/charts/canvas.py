@@ -27,6 +27,7 @@ HATCHES = ("", "///", "|||", "xxx", "\\\\\\", "---", "+++")
 WIDTH = 3.6
 """Inches at 96 pixels: what a phone shows without making letters small."""
 
+_LEAST, _MOST = 1e-12, 1e18
 _VARIABLES = {
     INK: "ink", SOFT: "soft", GRID: "grid", PAPER: "paper", BAND: "band",
     **{color: f"s{i}" for i, color in enumerate(SERIES)},
@@ -66,6 +67,8 @@ class Chart:
         The picture; says title and description to who cannot see it.
     table
         The numbers behind it.
+    note
+        How to read it; may be empty.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Chart:
     description: str
     svg: str
     table: Table
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +90,9 @@ class Style:
 
 def style(index: int) -> Style:
     """The look of a series; different for the first 88."""
-    lap = index // len(SERIES)
     return Style(
         SERIES[index % len(SERIES)],
-        MARKERS[(index + 3 * lap) % len(MARKERS)],
+        MARKERS[index % len(MARKERS)],
         HATCHES[index % len(HATCHES)],
     )
 
@@ -149,6 +152,11 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
+
+
+def drawable(value: float) -> float:
+    """A positive value kept to what a logarithmic axis can show."""
+    return min(max(value, _LEAST), _MOST)
 
 
 def short(name: str, limit: int = 20) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from kvbaton.audit.report.charts.canvas import (
     INK,
     SOFT,
     Chart,
+    drawable,
     drawing,
     log_ticks,
     name_rows,
@@ -31,6 +33,8 @@ from kvbaton.audit.report.tables import cells, given, table
 LEAST_MULTIPLE = 0.05
 """Multiples of the noise floor below this are drawn here: they cannot be told from none."""
 
+_MOST_MULTIPLE = 1e12
+
 PARTS = (
     ("receiver_prefill_s", "receiver's prefill"),
     ("sender_decode_s", "sender's decoding"),
@@ -40,6 +44,9 @@ PARTS = (
     ("other_s", "other"),
 )
 """Where a gain may come from: key of the result, and name."""
+
+
+_ROUND = re.compile(r"\.0+(?= )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,8 @@ def bytes_chart(result: Fields) -> Chart | None:
         for p in prices
     )
     headings = ("treatment", "bytes moved", "divergence, x noise floor", "right answers")
-    return Chart(name, title, description, svg, table(title, headings, rows))
+    note = "Dashed: the noise floor."
+    return Chart(name, title, description, svg, table(title, headings, rows), note)
 
 
 def gains_chart(result: Fields) -> Chart | None:
@@ -106,22 +114,24 @@ def gains_chart(result: Fields) -> Chart | None:
         axes.axvline(0, color=INK, linewidth=1.2)
         name_rows(axes, [n for n, _ in found])
         axes.locator_params(axis="x", nbins=6)
-        axes.set_xlabel("seconds; right of 0 saved, left of 0 spent")
+        axes.set_xlabel("seconds")
         figure.legend(handles=_legend(found), loc="outside lower left", ncols=2, handlelength=1.6)
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (cells(n, *(seconds_text(value) for value in values)) for n, values in found)
     numbers = table(title, ("treatment", *(label for _, label in PARTS)), rows)
-    return Chart(name, title, description, svg, numbers)
+    note = "Right of 0 is saved, left of 0 is spent."
+    return Chart(name, title, description, svg, numbers, note)
 
 
 def _prices(result: Fields) -> list[Price]:
     found = []
     for name, one in result.items("treatments"):
-        moved = one.number("bytes_moved")
-        price = Price(name, moved or 0.0, one.number("kl_multiple"), one.number("accuracy"))
-        known = price.multiple is not None or price.accuracy is not None
-        if one.text("role") == "candidate" and price.bytes_moved > 0 and known:
-            found.append(price)
+        moved, multiple = one.number("bytes_moved") or 0.0, one.number("kl_multiple")
+        accuracy = one.number("accuracy")
+        known = multiple is not None or accuracy is not None
+        if one.text("role") == "candidate" and moved > 0 and known:
+            multiple = multiple and min(abs(multiple), _MOST_MULTIPLE)
+            found.append(Price(name, drawable(moved), multiple, accuracy))
     return found
 
 
@@ -130,7 +140,7 @@ def _byte_ticks(axes: Any, low: float, high: float) -> None:
     ticks = log_ticks(low, high)
     while len(ticks) > 4:
         ticks = ticks[::2]
-    plain_ticks(axes.xaxis, ticks, [amount_text(tick, "B").replace(".00", "") for tick in ticks])
+    plain_ticks(axes.xaxis, ticks, [_ROUND.sub("", amount_text(tick, "B")) for tick in ticks])
 
 
 def _divergences(axes: Any, prices: Sequence[Price]) -> None:

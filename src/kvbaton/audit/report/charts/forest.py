@@ -13,6 +13,7 @@ from kvbaton.audit.report.charts.canvas import (
     SERIES,
     SOFT,
     Chart,
+    drawable,
     drawing,
     log_ticks,
     name_rows,
@@ -55,7 +56,7 @@ def quality_forest(estimates: Sequence[Estimate], margin_points: float) -> Chart
         _bars(axes, estimates, offset=0.0, filled=True)
         name_rows(axes, [e.name for e in estimates])
         _point_axis(axes, estimates, margin_points)
-        axes.set_xlabel(f"points of accuracy; shaded: margin of {margin_points:g}")
+        axes.set_xlabel("points of accuracy")
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (
         cells(
@@ -67,13 +68,14 @@ def quality_forest(estimates: Sequence[Estimate], margin_points: float) -> Chart
         for e in estimates
     )
     numbers = table(title, ("treatment", "points", "low", "high"), rows)
-    return Chart(name, title, description, svg, numbers)
+    note = f"Shaded: the margin of {margin_points:g} points. Right of 0 is better."
+    return Chart(name, title, description, svg, numbers, note)
 
 
 def speed_forest(first: Sequence[Estimate], end_to_end: Sequence[Estimate]) -> Chart | None:
     """Ratios of seconds on a logarithmic axis: to the first token, and of the whole hand-off."""
-    first = [e for e in first if min(e.ends) > 0]
-    whole = {e.name: e for e in end_to_end if min(e.ends) > 0}
+    first = [_kept(e) for e in first if min(e.ends) > 0]
+    whole = {e.name: _kept(e) for e in end_to_end if min(e.ends) > 0}
     if not first:
         return None
     name, title = "speed-forest", "Seconds against the reference, as ratios"
@@ -88,7 +90,7 @@ def speed_forest(first: Sequence[Estimate], end_to_end: Sequence[Estimate]) -> C
         _bars(axes, below, offset=0.17, filled=False, label="end to end")
         name_rows(axes, [e.name for e in first])
         _ratio_axis(axes, [end for e in (*first, *whole.values()) for end in e.ends])
-        axes.set_xlabel("ratio; left of 1 is faster")
+        axes.set_xlabel("ratio of seconds")
         figure.legend(loc="outside upper left", ncols=2)
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (
@@ -100,7 +102,12 @@ def speed_forest(first: Sequence[Estimate], end_to_end: Sequence[Estimate]) -> C
         for e in first
     )
     numbers = table(title, ("treatment", "to the first token", "end to end"), rows)
-    return Chart(name, title, description, svg, numbers)
+    return Chart(name, title, description, svg, numbers, "Left of 1 is faster.")
+
+
+def _kept(ratio: Estimate) -> Estimate:
+    low, high = (drawable(end) for end in ratio.bounds or (1.0, 1.0))
+    return Estimate(ratio.name, drawable(ratio.value), (low, high) if ratio.bounds else None)
 
 
 def _of(estimate: Estimate | None) -> str:

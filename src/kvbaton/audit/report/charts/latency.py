@@ -12,6 +12,7 @@ from kvbaton.audit.report.charts.canvas import (
     SERIES,
     SOFT,
     Chart,
+    drawable,
     drawing,
     log_ticks,
     name_rows,
@@ -48,7 +49,7 @@ def spreads(result: Fields) -> list[Spread]:
     samples = dict(result.items("samples"))
     found = []
     for name, treatment in result.items("treatments"):
-        seconds = sorted(s for s in samples.get(name, Fields(None)).numbers() if s > 0)
+        seconds = sorted(drawable(s) for s in samples.get(name, Fields(None)).numbers() if s > 0)
         percentiles = tuple(treatment.number("ttft_s", p) for p in _PERCENTILES)
         found.append(Spread(name, tuple(seconds), percentiles))
     return [spread for spread in found if spread.drawn]
@@ -72,14 +73,14 @@ def latency_chart(result: Fields) -> Chart | None:
         axes.set_xlim(low, high)
         ticks = log_ticks(low, high)
         plain_ticks(axes.xaxis, ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_xlabel("seconds; box: middle half, line: median")
+        axes.set_xlabel("seconds")
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (
         cells(s.name, *(given(seconds_text(p), _TOO_FEW) for p in s.percentiles)) for s in found
     )
-    return Chart(
-        name, title, description, svg, table(title, ("treatment", "P50", "P90", "P99"), rows)
-    )
+    numbers = table(title, ("treatment", "P50", "P90", "P99"), rows)
+    note = "Dots: trials. Box: the middle half of them. Thick line: the median."
+    return Chart(name, title, description, svg, numbers, note)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -9,6 +9,7 @@ from kvbaton.audit.report.charts.canvas import (
     INK,
     SOFT,
     Chart,
+    drawable,
     drawing,
     log_ticks,
     plain_ticks,
@@ -21,6 +22,8 @@ from kvbaton.audit.report.reading import Bounds, Fields
 from kvbaton.audit.report.tables import Cell, Table, cells, given, table
 
 NO_POINT = "not measured at this length"
+
+_PROFIT_MAP = "Profit map: route by length of context, as ratio of seconds to the first token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def lengths_chart(result: Fields) -> Chart | None:
         for p in curve.points
     )
     numbers = table(title, ("route", "tokens", "ratio"), rows)
-    return Chart(name, title, description, svg, numbers)
+    return Chart(name, title, description, svg, numbers, "Below 1 is faster.")
 
 
 def profit_map(result: Fields) -> Table | None:
@@ -113,7 +116,7 @@ def profit_map(result: Fields) -> Table | None:
         places = [_place(at.get(tokens)) for tokens in lengths]
         rows.append(cells(curve.name, given(break_even_text(curve), curve.why), *places))
     headings = ("route", "pays from, tokens", *(f"{count_text(t)} tokens" for t in lengths))
-    return table("Profit map: route by length of context", headings, rows)
+    return table(_PROFIT_MAP, headings, rows)
 
 
 def _place(point: Point | None) -> Cell:
@@ -130,7 +133,7 @@ def _points(one: Fields) -> tuple[Point, ...]:
         if tokens is not None and ratio is not None and tokens > 0 and ratio > 0:
             bounds = row.interval("ci")
             low_is_real = bounds is not None and bounds[0] > 0
-            found.append(Point(tokens, ratio, bounds if low_is_real else None))
+            found.append(Point(drawable(tokens), drawable(ratio), bounds if low_is_real else None))
     return tuple(sorted(found, key=lambda point: point.tokens))
 
 
@@ -165,7 +168,7 @@ def _axes(axes: Any, points: list[Point]) -> None:
     ticks = log_ticks(low, high)
     plain_ticks(axes.yaxis, ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("tokens of context")
-    axes.set_ylabel("ratio to text; below 1 is faster")
+    axes.set_ylabel("ratio to text")
 
 
 def _lengths_apart(lengths: list[float]) -> tuple[list[float], list[str]]:

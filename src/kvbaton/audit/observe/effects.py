@@ -72,7 +72,7 @@ def weighted(outcome: np.ndarray, treated: np.ndarray, weights: np.ndarray) -> n
     return found + difference
 
 
-def effect(influences: np.ndarray, clusters: np.ndarray, *, seed: int) -> Effect:
+def effect(influences: np.ndarray, clusters: np.ndarray, *, seed: int, fitted: int = 0) -> Effect:
     """Mean of influences with an interval over clusters.
 
     Parameters
@@ -81,6 +81,9 @@ def effect(influences: np.ndarray, clusters: np.ndarray, *, seed: int) -> Effect
         ``[receipts]``.
     clusters
         ``[receipts]``, number of each one's conversation.
+    fitted
+        Coefficients that were fitted to the same receipts: they take up degrees of freedom, so
+        deviations are widened for them.
 
     Raises
     ------
@@ -93,9 +96,12 @@ def effect(influences: np.ndarray, clusters: np.ndarray, *, seed: int) -> Effect
     count = len(parts)
     if count < 2:
         raise InputError("one conversation gives no interval", hint="label conversations")
-    mean, error = float(parts.mean()), float(parts.std(ddof=1)) / math.sqrt(count)
+    mean = float(parts.mean())
+    parts = mean + (parts - mean) * math.sqrt(count / max(count - fitted, count / 2))
+    error = float(parts.std(ddof=1)) / math.sqrt(count)
     if error <= 1e-12 * max(1.0, abs(mean)):
-        return Effect(mean_interval(parts), 0.0, 1.0, count)
+        alike = "all conversations have the same value, so its spread is not known"
+        return Effect(Estimate(mean, why=alike), 0.0, 1.0, count)
     p = float(2 * stats.t.sf(abs(mean) / error, count - 1))
     if FEWEST_FOR_BOOTSTRAP <= count <= _MOST_RESAMPLED:
         return Effect(mean_interval(parts, seed=seed), error, p, count)

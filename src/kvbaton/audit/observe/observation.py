@@ -120,7 +120,10 @@ def _estimated(outcome: _Outcome, sample: Sample, seed: int) -> JSON:
     values = outcome.values
     one = sample.subset(inside)
     best = effect(
-        doubly_robust(values[inside], one.treated, one.columns, one.scores), one.clusters, seed=seed
+        doubly_robust(values[inside], one.treated, one.columns, one.scores),
+        one.clusters,
+        seed=seed,
+        fitted=one.columns.shape[1],
     )
     middle = effect(weighted(values[inside], one.treated, one.weights), one.clusters, seed=seed)
     every = sample.subset(there)
@@ -238,7 +241,7 @@ def _alarm(alarm: Alarm) -> JSON:
         "window": alarm.window,
         "before": before,
         "after": after,
-        "p_holm": alarm.p,
+        "p_adjusted": alarm.p,
         "sentence": sentence,
     }
 

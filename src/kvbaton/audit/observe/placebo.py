@@ -97,4 +97,4 @@ def _shares(routes: np.ndarray, strata: np.ndarray) -> np.ndarray:
     """Share of the baton route in each one's stratum, as its score."""
     counts = np.bincount(strata)
     shares = np.bincount(strata, weights=routes.astype(float)) / np.maximum(counts, 1)
-    return np.clip(shares, 0.025, 0.975)[strata]
+    return np.clip(shares, 0.001, 0.999)[strata]

@@ -10,8 +10,9 @@ import numpy as np
 
 from kvbaton.types import JSON
 
-LOWEST = 0.025
-"""Receipts that were this sure to come by one route have no counterpart on the other."""
+MOST_ODDS = 9.0
+"""Receipts whose odds of the baton route are so many times those of all receipts, or so many times
+smaller, have too few counterparts: scores outside 0.1 to 0.9 where both routes are as common."""
 FEWEST_EFFECTIVE = 20
 MOST_OUTSIDE = 0.5
 BALANCED = 0.1
@@ -97,18 +98,19 @@ def fit_scores(columns: np.ndarray, treated: np.ndarray) -> tuple[np.ndarray, st
 def overlap(columns: np.ndarray, treated: np.ndarray) -> Overlap:
     """Scores, and the receipts that both routes are used for.
 
-    Scores are fitted anew to the receipts inside, as Crump, Hotz, Imbens and Mitnik (Biometrika
-    96, 2009) advise after trimming.
+    The rule is that of Crump, Hotz, Imbens and Mitnik (Biometrika 96, 2009), for odds instead of
+    scores so that a rare route is no reason by itself.  Scores are fitted anew to what is inside.
     """
     scores, method = fit_scores(columns, treated)
-    low = max(LOWEST, float(scores[treated].min()), float(scores[~treated].min()))
-    high = min(1 - LOWEST, float(scores[treated].max()), float(scores[~treated].max()))
+    lowest, highest = _bounds(treated)
+    low = max(lowest, float(scores[treated].min()), float(scores[~treated].min()))
+    high = min(highest, float(scores[treated].max()), float(scores[~treated].max()))
     inside = (scores >= low) & (scores <= high)
     sides = ~treated, treated
     if all(np.count_nonzero(inside & side) >= FEWEST_EFFECTIVE for side in sides):
         again, method = fit_scores(columns[inside], treated[inside])
         scores = scores.copy()
-        scores[inside] = np.clip(again, LOWEST, 1 - LOWEST)
+        scores[inside] = np.clip(again, lowest, highest)
     weights = stabilised_weights(scores, treated)
     return Overlap(
         scores=scores,
@@ -123,8 +125,15 @@ def overlap(columns: np.ndarray, treated: np.ndarray) -> Overlap:
 def stabilised_weights(scores: np.ndarray, treated: np.ndarray) -> np.ndarray:
     """Inverse-probability weights ``[receipts]``, with mean about 1 in each arm."""
     share = float(treated.mean())
-    bounded = np.clip(scores, LOWEST, 1 - LOWEST)
+    bounded = np.clip(scores, *_bounds(treated))
     return np.where(treated, share / bounded, (1 - share) / (1 - bounded))
+
+
+def _bounds(treated: np.ndarray) -> tuple[float, float]:
+    """Scores with odds within a factor of those of all receipts."""
+    odds = float(treated.mean()) / float(1 - treated.mean())
+    low, high = odds / MOST_ODDS, odds * MOST_ODDS
+    return low / (1 + low), high / (1 + high)
 
 
 def _kish(weights: np.ndarray) -> float:

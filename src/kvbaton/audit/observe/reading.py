@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,6 +12,8 @@ from typing import Any, NoReturn
 from kvbaton.errors import EmptyInput, InputError
 from kvbaton.types import JSON, Mode, Outcome, ReasonCode, Route
 
+_MOST_TOKENS, _FOREVER_S = 1 << 40, 1e9
+_YEAR_10000_S = 253_402_300_800
 _SHOWN = 5
 """Bad lines that are told one by one."""
 
@@ -253,7 +254,7 @@ def _word(value: JSON, name: str, known: type[Outcome] | type[Mode] | type[Route
 
 def _count(value: JSON, name: str) -> int:
     found = value.get(name)
-    if type(found) is not int or found < 0:
+    if type(found) is not int or not 0 <= found < _MOST_TOKENS:
         raise _Bad(f"$.{name}", "not a number of tokens")
     return found
 
@@ -262,7 +263,7 @@ def _seconds(seconds: JSON, name: str) -> float | None:
     found = seconds.get(name)
     if found is None:
         return None
-    if type(found) not in {int, float} or not (math.isfinite(found) and found > 0):
+    if type(found) not in {int, float} or not 0 < found < _FOREVER_S:
         raise _Bad(f"$.seconds.{name}", "not a positive number of seconds")
     return float(found)
 
@@ -281,7 +282,7 @@ def _score(value: Any, at: str) -> float:
         return float(value)
     try:
         number = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _Bad(at, "neither true, false nor a number") from error
     if not 0 <= number <= 1:
         raise _Bad(at, "a score is from 0 to 1")
@@ -290,11 +291,12 @@ def _score(value: Any, at: str) -> float:
 
 def _time(text: str) -> float:
     try:
-        return float(int(text)) if text.isdigit() else _iso(text)
-    except (ValueError, OverflowError) as error:
-        raise _Bad(
-            "$.labels.time", "neither seconds since the epoch nor an ISO 8601 time"
-        ) from error
+        time_s = float(int(text)) if text.isdigit() else _iso(text)
+    except (ValueError, OverflowError):
+        time_s = -1.0
+    if not 0 <= time_s < _YEAR_10000_S:
+        raise _Bad("$.labels.time", "neither seconds since the epoch nor an ISO 8601 time")
+    return time_s
 
 
 def _iso(text: str) -> float:

@@ -306,8 +306,9 @@ class Case:
             return cache
         generator = torch.Generator().manual_seed(tokens)
         for layer in cache.layers:
-            order = torch.randperm(tokens, generator=generator).to(layer.k_store.device)
+            # each in an order of its own: attention does not see an order that both have
             for store in (layer.k_store, layer.v_store):
+                order = torch.randperm(tokens, generator=generator).to(store.device)
                 store[:, :, :tokens] = store[:, :, order]
         return cache
 

@@ -12,7 +12,7 @@ from kvbaton.audit.load import Load, Meter
 from kvbaton.audit.treatments import Content, Role, Treatment
 from kvbaton.backing import Source
 from kvbaton.bench.kl import text_ids
-from kvbaton.bench.texts import text_kinds
+from kvbaton.bench.texts import real_texts
 from kvbaton.relay import Relay
 from kvbaton.types import JSON, Baton, Route, Span, TokenRun
 from kvbaton.types import Role as SpanRole
@@ -72,7 +72,7 @@ class Ladder:
     ) -> dict[str, tuple[Relay, Baton]]:
         """One baton per route, of one and the same cache."""
         engine, equipment = self._engine, self._equipment
-        ids = text_ids(engine, text_kinds()[0], tokens)
+        ids = text_ids(engine, real_texts()[0], tokens)
         cache = engine.new_cache(tokens)
         engine.forward(cache, ids)
         made = {}

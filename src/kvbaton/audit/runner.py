@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ from kvbaton.audit.treatments import Treatment, expanded
 from kvbaton.audit.trials import Trials
 from kvbaton.bench.kl import long_enough
 from kvbaton.bench.machine import environment, library_versions
-from kvbaton.bench.texts import text_kinds
+from kvbaton.bench.texts import real_texts
 from kvbaton.errors import InputError, KvbatonError
 from kvbaton.types import JSON
 
@@ -85,6 +87,11 @@ class Audit:
         self._progress.left = self._steps_left(lengths)
         if not self._progress.left:
             return
+        with _frozen():
+            self._all(lengths)
+        self._account()
+
+    def _all(self, lengths: Sequence[int]) -> None:
         self._progress.say("warming up")
         self._warm_up()
         for number, unit in enumerate(self.units):
@@ -100,7 +107,6 @@ class Audit:
             for record in ladder.trials(tokens, self._not_climbed(tokens)):
                 self._done(record, f"break-even at {tokens} tokens")
         self._profiles()
-        self._account()
 
     def header(self) -> JSON:
         """The first line of the records."""
@@ -131,7 +137,7 @@ class Audit:
         """Those that the model and the texts reach."""
         room = self.engine.max_tokens - self.engine.default_room
         most = max(self.plan.ladder, default=0)
-        if most and not long_enough(self.engine, text_kinds()[:1], min(most, room)):
+        if most and not long_enough(self.engine, real_texts()[:1], min(most, room)):
             room = min(room, 1024)
         return tuple(n for n in sorted(set(self.plan.ladder)) if n <= room)
 
@@ -329,6 +335,17 @@ def _failure(unit: Unit, treatment: Treatment, error: KvbatonError) -> JSON:
         "code": error.code,
         "sentence": str(error),
     }
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Keep the garbage collector off what was there before: it would stop every other trial."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Progress:

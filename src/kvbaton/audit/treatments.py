@@ -49,7 +49,7 @@ class Control(StrEnum):
     """A cache of the same shape from another conversation."""
     ZEROED = "zeroed"
     SHUFFLED = "shuffled"
-    """The sender's own, at positions in another order."""
+    """The sender's own, keys and values each in another order of positions."""
 
 
 class Role(StrEnum):

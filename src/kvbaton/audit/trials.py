@@ -141,6 +141,7 @@ class Trials:
             The treatment is impossible for this model.
         """
         with self._meter.work():
+            self.case.sent(treatment)  # what making it takes is not the receiver's
             truth = self.reference(reference)
             behind, flops, peak_bytes = self._measured(treatment)
             said = greedy_answers(

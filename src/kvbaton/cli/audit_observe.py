@@ -17,9 +17,10 @@ from kvbaton.types import JSON
 
 SHAPES = {
     "audit observe": """{"format", "by", "verdict", "why", "ttft_ratio", "ttft_ratio_ci",
- "effects": {"ttft" | "total": {"receipts", "missing", "conversations", "ratio", "ratio_ci",
- "weighted_ratio", "weighted_ratio_ci", "naive_ratio", "naive_ratio_ci", "p"},
- "score": the same with "points" for "ratio"},
+ "effects": {"ttft": {"receipts", "missing", "conversations", "ratio", "ratio_ci",
+ "weighted_ratio", "weighted_ratio_ci", "naive_ratio", "naive_ratio_ci", "p"}, "total": the same,
+ "score": {"receipts", "missing", "conversations", "points", "points_ci", "weighted_points",
+ "weighted_points_ci", "naive_points", "naive_points_ci", "p"}},
  "assignment": null | {"arms", "conversations", "expected", "p", "receipts_per_conversation",
  "receipts_per_conversation_p", "mixed_conversations", "alarm"},
  "overlap": null | {"enough", "outside_share", "outside", "effective_receipts", "method"},
@@ -31,7 +32,8 @@ SHAPES = {
  "alarms": [{"what", "kind", "window", "before", "after", "p_adjusted", "sentence"}]},
  "counts": {"lines", "bad", "duplicates", "receipts", "compared", "compared_baton",
  "compared_text", "conversations", "routes", "fallbacks", "fallback_share"},
- "warnings", "method", "seed"}"""
+ "warnings", "method": {"estimate", "scores", "interval", "treatment", "balance_target", "window",
+ "arms"}, "seed"}"""
 }
 """What ``--json`` prints, for the reference."""
 

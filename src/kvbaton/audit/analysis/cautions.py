@@ -65,10 +65,11 @@ def _size(runs: Sequence[Run], blocks: Sequence[Block], rule: Rule) -> list[str]
             needed = units_needed(
                 questions=asked, margin_points=rule.margin_points, icc=rule.icc, alpha=rule.alpha
             )
+            bound, margin = f"{can.bound_points:.1f}", f"{rule.margin_points:g}"
             said.append(
                 f"{units} units of {asked} questions cannot show equal quality: if no answer "
-                f"turns, a loss of {can.bound_points:.1f} points is still possible, and the margin is "
-                f"{rule.margin_points:g}. It takes {needed} units at least."
+                f"turns, a loss of {bound} points is still possible, and the margin is {margin}. "
+                f"It takes {needed} units at least."
             )
     return said
 

@@ -25,8 +25,10 @@ from kvbaton.errors import InputError
 AIM = 0.8
 """Chance with which an audit should show what is so."""
 MOST_UNITS = 100_000
-_NEGLIGIBLE = 1e-7
+_NEGLIGIBLE = 1e-10
 _LEAST_ICC = 1e-6
+_MANY = 40.0
+"""Effective number of expected odd questions from which on their law is normal enough."""
 _LEAST_WEIGHT = 1e-12
 
 
@@ -162,7 +164,10 @@ def units_needed(
         return None
 
     def shows(units: int) -> bool:
-        ends, chances = _furthest_ends(_Design(units, questions, icc), alpha, lost, gained)
+        design = _Design(units, questions, icc)
+        if design.effective * (lost + gained) > _MANY:
+            return _normal_power(design, alpha, lost, gained, margin) >= AIM
+        ends, chances = _furthest_ends(design, alpha, lost, gained)
         return _chance_within(ends, chances, margin) >= AIM
 
     most = 2
@@ -200,6 +205,19 @@ def _check(questions: int, margin_points: float, alpha: float, discordance: floa
         raise InputError(f"alpha lies between 0 and 0.5, not at {alpha}")
     if not 0 <= discordance <= 1:
         raise InputError(f"a share lies between 0 and 1, not at {discordance}")
+
+
+def _normal_power(
+    design: _Design, alpha: float, lost: float, gained: float, margin: float
+) -> float:
+    """Chance of equivalence where many answers turn: of two one-sided t tests, as z tests."""
+    difference = gained - lost
+    error = math.sqrt(max(lost + gained - difference**2, 0.0) / design.effective)
+    room = margin - float(stats.t.ppf(1 - alpha, design.units - 1)) * error
+    if room <= 0 or error <= 0:
+        return 0.0
+    above, below = (room - difference) / error, (-room - difference) / error
+    return float(stats.norm.cdf(above) - stats.norm.cdf(below))
 
 
 def _furthest_ends(
@@ -245,7 +263,7 @@ def _counts(
     grid = np.fft.irfft2(spectrum**design.units, s=_at_least(size, law.shape))
     chances = np.maximum(grid, 0.0).ravel()
     all_down, all_up = (axis.ravel() for axis in np.indices(grid.shape))
-    kept = (chances > _NEGLIGIBLE**2) & (all_down + all_up <= design.units * design.questions)
+    kept = (chances > _NEGLIGIBLE) & (all_down + all_up <= design.units * design.questions)
     return all_down[kept], all_up[kept], chances[kept]
 
 

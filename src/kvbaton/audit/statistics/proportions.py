@@ -236,13 +236,13 @@ def intraclass(several: Iterable[Turned]) -> float | None:
 
 
 def _clopper_pearson(
-    share: float | np.ndarray, effective: float, level: float
+    share: np.ndarray, effective: float, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    distinct, places = np.unique(share, return_inverse=True)
     with quiet():
         low, high = proportion_confint(
-            np.asarray(share) * effective, effective, alpha=1 - level, method="beta"
+            distinct * effective, effective, alpha=1 - level, method="beta"
         )
-    return (
-        np.where((np.asarray(share) <= 0) | ~np.isfinite(low), 0.0, low),
-        np.where((np.asarray(share) >= 1) | ~np.isfinite(high), 1.0, high),
-    )
+    low = np.where((distinct <= 0) | ~np.isfinite(low), 0.0, low)
+    high = np.where((distinct >= 1) | ~np.isfinite(high), 1.0, high)
+    return low[places].reshape(share.shape), high[places].reshape(share.shape)

@@ -67,7 +67,7 @@ def observe(
             "--by",
             metavar="HOW",
             help="ab: conversations were assigned to arms; propensity: receipts as they came; "
-            "auto: ab where 9 of 10 receipts name an arm.",
+            "auto: ab where both arms have 20 receipts.",
         ),
     ] = ByOption.AUTO,
     text_arm: Annotated[

@@ -133,6 +133,23 @@ def test_lost_conversations_invalidate_the_arms() -> None:
     assert "do not believe this" in found["why"]
 
 
+def test_receipts_that_were_not_treated_as_assigned_are_told() -> None:
+    """They count for their arm, and warnings say how many there are; others are left out."""
+    log = as_log(simulate(LOTS, 1))
+    rows = list(log.observations)
+    text = next(n for n, one in enumerate(rows) if one.arm == "text")
+    baton = next(n for n, one in enumerate(rows) if one.arm == "baton")
+    rows[text] = replace(rows[text], offered=True)
+    rows[baton] = replace(rows[baton], offered=False)
+    rows += [replace(one, id=f"{one.id} sender", arm="", offered=False) for one in rows]
+    found = observe(replace(log, observations=tuple(rows)))
+    assert found["by"] == "ab"
+    assert found["counts"]["receipts"] == len(log.observations)
+    said = " ".join(found["warnings"])
+    assert "1 receipts of the text arm were given a baton" in said
+    assert "1 receipts of the baton arm had no baton" in said
+
+
 def test_lost_receipts_are_a_warning() -> None:
     """Half of the receipts of one arm missing shows in the length of its conversations."""
     found = result(replace(LOTS, lost=0.5))

@@ -55,7 +55,7 @@ def test_lots_recover_the_truth_and_no_effect_gives_no_verdict() -> None:
 
 @pytest.mark.long
 def test_a_drift_of_a_quarter_is_found() -> None:
-    """From 0.6 to 0.75 at the seventh of ten days: found in 8 of 10 logs, at the day or next to it."""
+    """From 0.6 to 0.75 at the seventh of ten days: found in 8 of 10 logs, to the day."""
     drifting = results(World(by_lot=True, drift_day=6, drift_ratio=0.75))
     near = {"2026-09-26", "2026-09-27", "2026-09-28"}
     right = sum(

@@ -292,16 +292,27 @@ def _warnings(
             "conversations are not equally long in both arms: receipts of one get lost, or its "
             "conversations end sooner"
         )
-    if counts is not None and any(_crossed(one, counts) for one in chosen):
-        crossed = sum(_crossed(one, counts) for one in chosen)
-        said.append(f"{crossed} receipts of the text arm were given a baton all the same")
+    if counts is not None:
+        said += _crossed(chosen, counts)
     if sample.overlap is not None and sample.overlap.method == "ridge":
         said.append("features tell the routes apart almost surely: scores are penalised")
     return said + _uneven(sample)
 
 
-def _crossed(one: Observation, counts: ArmCounts) -> bool:
-    return one.arm == counts.arms[0] and one.offered
+def _crossed(chosen: Sequence[Observation], counts: ArmCounts) -> list[str]:
+    """Receipts that were not treated as their arm says; they count for it all the same."""
+    text, baton = counts.arms
+    given = sum(one.arm == text and one.offered for one in chosen)
+    without = sum(one.arm == baton and not one.offered for one in chosen)
+    said = []
+    if given:
+        said.append(f"{given} receipts of the text arm were given a baton all the same")
+    if without:
+        said.append(
+            f"{without} receipts of the baton arm had no baton: give the label only to calls "
+            "whose route the arm decides on"
+        )
+    return said
 
 
 def _uneven(sample: Sample) -> list[str]:

@@ -35,7 +35,7 @@ class Plan:
     Parameters
     ----------
     by
-        ``auto`` takes the arms where 9 of 10 receipts name one.
+        ``auto`` takes the arms where each has enough receipts.
     arms
         Values of the label ``arm``: text, then baton.
     shares
@@ -67,9 +67,8 @@ class Plan:
         check_shares(self.arms, self.shares)
         if self.by is not By.AUTO:
             return self
-        named = [one.arm for one in observations if one.arm in self.arms]
-        lots = len(named) >= 0.9 * len(observations) and len(set(named)) == 2
-        return replace(self, by=By.AB if lots else By.PROPENSITY)
+        named = [sum(one.arm == arm for one in observations) for arm in self.arms]
+        return replace(self, by=By.AB if min(named) >= FEWEST else By.PROPENSITY)
 
 
 @dataclass(frozen=True, slots=True)

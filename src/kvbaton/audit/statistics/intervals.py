@@ -20,7 +20,6 @@ from kvbaton.audit.statistics.values import (
     finite,
     finite_pairs,
     is_constant,
-    number_or_none,
     quiet,
 )
 from kvbaton.errors import InputError
@@ -59,13 +58,11 @@ def student_interval(sample: Sample, *, level: float = 0.95) -> Estimate:
     numbers = np.sort(finite(sample))
     if numbers.size == 0:
         return Estimate(None, why="nothing was measured")
-    mean = number_or_none(float(numbers.mean()))
-    if mean is None:
-        return Estimate(None, why="the values are too large to average")
+    mean = float(numbers.mean())
     if numbers.size == 1:
         return Estimate(mean, why="one unit gives no interval")
     error = _standard_error(numbers)
-    if is_constant(numbers) or not (math.isfinite(error) and error > 0):
+    if is_constant(numbers) or not error > 0:
         return Estimate(mean, why="all units have the same value, so its spread is not known")
     half = float(stats.t.ppf((1 + level) / 2, numbers.size - 1)) * error
     return Estimate(mean, mean - half, mean + half, "t")

@@ -16,7 +16,7 @@ from kvbaton.audit.statistics.intervals import require_level
 from kvbaton.audit.statistics.values import Estimate, is_constant, number_or_none, quiet
 
 FEWEST_UNITS = 5
-_SMALLEST = 1e-6
+_SMALLEST = 1e-4
 """Residual standard deviation, on the log scale, below which a fit is singular."""
 
 

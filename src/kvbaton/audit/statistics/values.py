@@ -17,6 +17,8 @@ Sample = Sequence[float] | np.ndarray
 
 _ALIKE = 1e-9
 """Samples whose relative spread is below this are constant: what is left is rounding."""
+_LARGEST = 1e100
+"""What is larger counts as infinite: its square would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,9 @@ class Finding:
 
 
 def finite(sample: Iterable[float | None]) -> np.ndarray:
-    """The finite numbers of a sample, float64 ``[n]``."""
+    """The finite numbers of a sample, float64 ``[n]``; finite is what is at most 1e100."""
     numbers = np.asarray([math.nan if x is None else x for x in sample], dtype=np.float64)
-    return numbers[np.isfinite(numbers)]
+    return numbers[np.abs(numbers) <= _LARGEST]
 
 
 def finite_pairs(first: Sample, second: Sample) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +107,7 @@ def finite_pairs(first: Sample, second: Sample) -> tuple[np.ndarray, np.ndarray]
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.shape != two.shape:
         raise InputError(f"paired samples differ in length: {one.size} and {two.size}")
-    both = np.isfinite(one) & np.isfinite(two)
+    both = (np.abs(one) <= _LARGEST) & (np.abs(two) <= _LARGEST)
     return one[both], two[both]
 
 

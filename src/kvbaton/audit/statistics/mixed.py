@@ -100,7 +100,25 @@ def _refusal(kept: Sequence[Timing], compared: Mapping[str, str]) -> str:
         by_cell.setdefault((timing.pair, timing.treatment), []).append(math.log(timing.seconds))
     if all(is_constant(np.asarray(cell)) for cell in by_cell.values()):
         return "all trials of a treatment took the same time, so there is no spread to model"
+    if all(is_constant(_differences(kept, *two)) for two in compared.items()):
+        return "the mixed model is singular: all units differ by the same"
     return ""
+
+
+def _differences(kept: Sequence[Timing], name: str, base: str) -> np.ndarray:
+    """Differences of mean log seconds, of all units and pairs that have both."""
+    logs: dict[tuple[str, str, str], list[float]] = {}
+    for timing in kept:
+        place = (timing.unit, timing.pair, timing.treatment)
+        logs.setdefault(place, []).append(math.log(timing.seconds))
+    means = {place: float(np.mean(some)) for place, some in logs.items()}
+    return np.asarray(
+        [
+            mean - means[unit, pair, base]
+            for (unit, pair, treatment), mean in means.items()
+            if treatment == name and (unit, pair, base) in means
+        ]
+    )
 
 
 def _has_pairs(kept: Sequence[Timing]) -> bool:

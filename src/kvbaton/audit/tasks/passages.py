@@ -1,7 +1,7 @@
 """Real text between which private content is put: cut at paragraphs, functions or sentences.
 
-The texts are those of :mod:`kvbaton.bench.texts`.  Prose and code come with Python, so a set is
-the same wherever the same version of Python makes it.
+Prose and code come with Python (:mod:`kvbaton.bench.texts`), so a set is the same wherever the same
+version of Python makes it; the Chinese texts are ours.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib.resources import files
 
-from kvbaton.bench.texts import real_texts, text_kinds
+from kvbaton.bench.texts import real_texts
 
 Count = Callable[[str], int]
 """Tokens of a text."""
@@ -47,8 +48,10 @@ def code() -> tuple[str, ...]:
 
 @cache
 def chinese() -> tuple[str, ...]:
-    """Chinese sentences."""
-    whole = "\n".join(text.text for text in text_kinds() if text.name == "chinese")
+    """Sentences of two Chinese texts."""
+    data = files("kvbaton") / "data"
+    texts = (data / "texts" / "chinese.md", data / "audit" / "chinese.md")
+    whole = "\n".join(text.read_text(encoding="utf-8") for text in texts)
     return _sized((found[0].strip() for found in _SENTENCE.finditer(whole)), SENTENCE_CHARACTERS)
 
 

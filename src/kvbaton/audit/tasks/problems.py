@@ -62,7 +62,7 @@ PROBLEMS = (
         "up to 3 kilograms cost HIGH cents; each kilogram beyond 3 costs LOW cents more",
         "if kilograms <= 3:\n    return HIGH\nreturn HIGH + LOW * kilograms",
         "if kilograms <= 3:\n    return HIGH\nreturn HIGH + LOW * (kilograms - 3)",
-        "it charges the first 3 kilograms twice when there are more than 3",
+        "beyond 3 kilograms it must multiply by `(kilograms - 3)`",
         ("{f}(3) == HIGH", "{f}(1) == HIGH", "{f}(5) == HIGH + 2 * LOW"),
     ),
     Problem(
@@ -70,15 +70,15 @@ PROBLEMS = (
         "LOW cents for each day, but never more than HIGH cents",
         "return max(LOW * days, HIGH)",
         "return min(LOW * days, HIGH)",
-        "it returns the larger of the two amounts instead of the smaller one",
+        "it must use `min`, not `max`",
         ("{f}(0) == 0", "{f}(1) == LOW", "{f}(100) == HIGH"),
     ),
     Problem(
         "clamp_reading(value)",
         "a value below LOW becomes LOW, a value above HIGH becomes HIGH, others stay",
-        "if value < LOW:\n    return HIGH\nif value > HIGH:\n    return LOW\nreturn value",
-        "if value < LOW:\n    return LOW\nif value > HIGH:\n    return HIGH\nreturn value",
-        "it swaps the two limits that it returns",
+        "return max(value, LOW)",
+        "return min(max(value, LOW), HIGH)",
+        "it forgets the upper limit, so it needs `min` around `max`",
         ("{f}(0) == LOW", "{f}(99999) == HIGH", "{f}(LOW + 1) == LOW + 1"),
     ),
     Problem(
@@ -86,7 +86,7 @@ PROBLEMS = (
         "how many of the values are larger than LOW",
         "return len([value for value in values if value < LOW])",
         "return len([value for value in values if value > LOW])",
-        "it counts the values that are smaller instead of those that are larger",
+        "it must use `>`, not `<`",
         ("{f}([1, LOW, LOW + 1]) == 1", "{f}([]) == 0", "{f}([3 * LOW, LOW + 2, 5]) == 2"),
     ),
     Problem(
@@ -94,7 +94,7 @@ PROBLEMS = (
         "children under 18 pay LOW cents, everybody else pays HIGH cents",
         "if age <= 18:\n    return LOW\nreturn HIGH",
         "if age < 18:\n    return LOW\nreturn HIGH",
-        "somebody who is exactly 18 must pay the full price",
+        "it must compare by `age < 18`",
         ("{f}(17) == LOW", "{f}(18) == HIGH", "{f}(40) == HIGH"),
     ),
     Problem(
@@ -102,7 +102,7 @@ PROBLEMS = (
         "the number plus 1, but behind HIGH comes LOW again",
         "return number + 1",
         "if number == HIGH:\n    return LOW\nreturn number + 1",
-        "it never starts again behind the last number",
+        "it must return the first number behind the last one",
         ("{f}(HIGH) == LOW", "{f}(LOW) == LOW + 1", "{f}(HIGH - 1) == HIGH"),
     ),
     Problem(
@@ -110,7 +110,7 @@ PROBLEMS = (
         "the sum of the numbers, modulo LOW",
         "return sum(numbers) // LOW",
         "return sum(numbers) % LOW",
-        "it divides where it should take the remainder",
+        "it must use `%`, not `//`",
         ("{f}([LOW, 5]) == 5", "{f}([1, 2]) == 3", "{f}([]) == 0"),
     ),
     Problem(
@@ -126,7 +126,7 @@ PROBLEMS = (
         "the index of the first LOW among the values, or -1 where there is none",
         "return values.index(LOW)",
         "if LOW not in values:\n    return -1\nreturn values.index(LOW)",
-        "it fails where the marker is not in the list",
+        "it must return -1 where the marker is not in the list",
         ("{f}([1, LOW]) == 1", "{f}([1, 2]) == -1", "{f}([LOW, LOW]) == 0"),
     ),
     Problem(
@@ -134,7 +134,7 @@ PROBLEMS = (
         "the total minus LOW where the total is more than HIGH, otherwise the total as it is",
         "if total > HIGH:\n    return total + LOW\nreturn total",
         "if total > HIGH:\n    return total - LOW\nreturn total",
-        "it adds the discount instead of subtracting it",
+        "it must use `-`, not `+`",
         ("{f}(HIGH + 1) == HIGH + 1 - LOW", "{f}(HIGH) == HIGH", "{f}(3) == 3"),
     ),
     Problem(
@@ -142,7 +142,7 @@ PROBLEMS = (
         "whether the port is from LOW to HIGH, both included",
         "return LOW < port < HIGH",
         "return LOW <= port <= HIGH",
-        "the two ends are reserved as well",
+        "it must use `<=` twice, not `<`",
         ("{f}(LOW)", "{f}(HIGH)", "{f}(LOW + 1)", "not {f}(LOW - 1)", "not {f}(HIGH + 1)"),
     ),
     Problem(
@@ -150,7 +150,7 @@ PROBLEMS = (
         "the score plus LOW where the score is even, otherwise the score as it is",
         "if score % 2 == 1:\n    return score + LOW\nreturn score",
         "if score % 2 == 0:\n    return score + LOW\nreturn score",
-        "it gives the bonus for odd scores instead of even ones",
+        "it must compare by `score % 2 == 0`",
         ("{f}(4) == 4 + LOW", "{f}(5) == 5", "{f}(0) == LOW"),
     ),
     Problem(
@@ -158,7 +158,7 @@ PROBLEMS = (
         "whether the pin is LOW or HIGH",
         "return pin == LOW and pin == HIGH",
         "return pin == LOW or pin == HIGH",
-        "no pin is ever accepted",
+        "it must use `or`, not `and`",
         ("{f}(LOW)", "{f}(HIGH)", "not {f}(1)"),
     ),
     Problem(
@@ -166,7 +166,7 @@ PROBLEMS = (
         'the text "LOW-row-seat", such as "LOW-3-14" for row 3 and seat 14',
         'return f"LOW-{seat}-{row}"',
         'return f"LOW-{row}-{seat}"',
-        "the row must stand before the seat",
+        "`{row}` must stand before `{seat}`",
         ("{f}(3, 14) == 'LOW-3-14'", "{f}(1, 2) == 'LOW-1-2'"),
     ),
 )

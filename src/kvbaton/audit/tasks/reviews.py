@@ -43,7 +43,7 @@ def _question(name: str, problem: Problem) -> Question:
     return Question(
         id=name,
         text=(
-            f"The draft of `{problem.name}` has a fault: {problem.review}. "
+            f"The draft of `{problem.name}` is wrong: {problem.review}. "
             "Write the corrected function, and nothing else."
         ),
         answers=(function(problem.head, problem.body),),

@@ -5,14 +5,14 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.audit.report.pages import Page
 from tests.audit.report.results import sample_result
 
 from kvbaton.audit.report.page import render
 from kvbaton.audit.report.reading import Fields, visible_text
-from kvbaton.audit.report.verdict import verdict_sentence
+from kvbaton.audit.report.verdict import card, verdict_sentence
 from kvbaton.types import JSON
 
 FORBIDDEN = re.compile(r"\b(nan|NaN|None|inf|Infinity|null|True|False)\b")
@@ -161,6 +161,25 @@ def test_another_candidate_is_named_where_there_is_no_whole_cache() -> None:
     assert verdict_sentence(Fields(result)).startswith("Handing the cache over pays (T1): ")
 
 
+def test_a_run_that_fell_back_says_so() -> None:
+    """Where many trials went by text, the sentence says how many."""
+    sentence = verdict_sentence(Fields(treated(fallback_share=0.25)))
+    assert sentence.endswith("within 5 points. But 25% of the trials fell back to text.")
+
+
+def test_several_pairs_have_their_own_verdicts_on_the_card() -> None:
+    """The card names each pair of models with what holds for it."""
+    row = {"by": "pair", "treatment": "T3"}
+    strata = [
+        {**row, "value": "small/BF16", "verdict": "pays"},
+        {**row, "value": "large/BF16", "verdict": "undecided"},
+        {**row, "value": "large/BF16", "verdict": "harmful", "treatment": "T1"},
+    ]
+    found = card(Fields(sample_result(strata=strata)))
+    assert found.pairs == "By pair of models: small/BF16 pays; large/BF16 undecided."
+    assert card(Fields(sample_result())).pairs == ""
+
+
 def test_nothing_measured_is_said_in_words() -> None:
     """A result without treatments says that there is nothing to judge."""
     empty = page_of({})
@@ -243,26 +262,31 @@ def all_by_text() -> JSON:
     return result
 
 
+def extremes() -> JSON:
+    """Zeros in one treatment, numbers beyond all sense in another."""
+    result = treated(
+        ttft_ratio=1e-300, ttft_ratio_ci=[1e-305, 1e-290], accuracy_difference_points=-1e9,
+        kl_multiple=1e300, bytes_moved=1e300, flops=1e308,
+    )  # fmt: skip
+    result["treatments"]["T1"].update(
+        ttft_ratio=0.0, kl=0.0, kl_multiple=0.0, accuracy=0.0, flops=0.0
+    )
+    return result
+
+
+BARE = {"strata": [], "samples": {}, "noise_floor_kl": 0.0, "noise_floor_flips": 0.0}
+NEVER = {"T3": {"tokens": None, "ci": None, "points": [], "why": "never faster"}}
 SHAPES: dict[str, JSON] = {
     "no controls": only("T0", "T1", "T3"),
-    "text only": only("T0"),
-    "no strata": sample_result(strata=[]),
+    "text only": {**only("T0"), **BARE},
+    "neither strata nor samples nor floor": sample_result(**BARE),
     "single unit": sample_result(units=1, questions=1, samples={"T0": [0.8], "T3": [0.1]}),
     "all by text": all_by_text(),
     "all failed": sample_result(treatments={}, attribution={}, break_even={}, samples={}),
-    "no floor": sample_result(noise_floor_kl=0.0, noise_floor_flips=0.0),
-    "no break-even": sample_result(
-        break_even={"T3": {"tokens": None, "ci": None, "points": [], "why": "never faster"}}
-    ),
-    "several pairs": sample_result(pairs=["a/BF16", "b/F32", "c/BF16"]),
-    "no percentiles": sample_result(samples={}),
-    "zero everywhere": treated(ttft_ratio=0.0, kl=0.0, kl_multiple=0.0, accuracy=0.0, flops=0.0),
-    "extremes": treated(
-        ttft_ratio=1e-300, ttft_ratio_ci=[1e-305, 1e-290], accuracy_difference_points=-1e9,
-        kl_multiple=1e300, bytes_moved=1e300, flops=1e308,
-    ),
+    "several pairs": sample_result(pairs=["a/BF16", "b/F32", "c/BF16"], break_even=NEVER),
+    "extremes": extremes(),
     "other kinds": treated(ttft_ratio="fast", tests=[], routes=None, why=3, kl=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("result", SHAPES.values(), ids=SHAPES)
@@ -287,22 +311,31 @@ SMALL["samples"] = {"T0": [0.8, 0.9, 1.0], "T3": [0.1, 0.1, 0.2]}
 PLACES = [place for place in places(SMALL) if place[0] != "samples"] + [("samples",)]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def without(result: JSON, gone: list[tuple[Any, ...]], instead: Any) -> JSON:
+    """A copy with other values in some places; places that are gone with others are left out."""
+    changed = copy.deepcopy(result)
+    for *path, last in gone:
+        holder: Any = changed
+        try:
+            for key in path:
+                holder = holder[key]
+            holder[last]
+        except (KeyError, IndexError, TypeError):
+            continue
+        holder[last] = instead
+    return changed
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.reuse, Phase.generate],
+)  # fmt: skip
 @given(
-    gone=st.lists(st.sampled_from(PLACES), min_size=1, max_size=40),
-    instead=st.sampled_from([None, None, float("nan"), float("inf"), -1.0, "", [], {}]),
+    gone=st.lists(st.sampled_from(PLACES), min_size=1, max_size=40, unique=True),
+    instead=st.sampled_from([None, None, float("nan"), float("inf"), -1.0, "", (), {}]),
 )
 def test_a_page_needs_no_part_of_a_result(gone: list[tuple[Any, ...]], instead: Any) -> None:
     """Any parts can be null or of another kind: the page is whole and shows no such number."""
-    result = copy.deepcopy(SMALL)
-    for *path, last in gone:
-        holder: Any = result
-        for key in path:
-            known = isinstance(holder, dict) and key in holder
-            listed = isinstance(holder, list) and isinstance(key, int) and key < len(holder)
-            holder = holder[key] if known or listed else None
-        if (isinstance(holder, dict) and last in holder) or isinstance(holder, list):
-            holder[last] = instead
-    page = page_of(result)
+    page = page_of(without(SMALL, gone, instead))
     assert page.unclosed == []
     assert not FORBIDDEN.search(page.text)

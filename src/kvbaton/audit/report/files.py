@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 
 from kvbaton.audit.report.charts.latency import sample_of
 from kvbaton.audit.report.page import render
-from kvbaton.audit.report.reading import finite
 from kvbaton.audit.report.sheets import summary_csv, trials_csv
 from kvbaton.errors import InputError
 
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return finite(value) if isinstance(value, float) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(file: Path, text: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Mapping
 
 Bounds = tuple[float, float]
+
+_BEYOND = 1e100
+"""No audit measures this; NaN and infinity are not below it either."""
 
 _UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
@@ -81,14 +83,14 @@ class Fields:
 
 
 def finite(value: object) -> float | None:
-    """``value`` as a float if it is a finite number, else None."""
+    """``value`` as a float if it is a number that can be shown and drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) < _BEYOND else None
 
 
 def visible_text(text: str) -> str:

@@ -27,7 +27,7 @@ HEADINGS = (
 def sentences(result: Mapping[str, object]) -> list[str]:
     """What is said before the table: the verdict, why, and whether content was transferred."""
     top = card(Fields(result))
-    return [text for text in (top.sentence, top.content, top.why) if text]
+    return [text for text in (top.sentence, top.content, top.pairs, top.why) if text]
 
 
 def treatments_table(result: Mapping[str, object]) -> Table:

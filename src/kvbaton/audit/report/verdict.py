@@ -22,6 +22,9 @@ from kvbaton.audit.report.tables import TONES
 MARGIN_POINTS = 5.0
 """Where the plan names none."""
 
+MUCH_FALLBACK = 0.1
+"""From this share of trials on, the sentence says that they went by text."""
+
 _HEADS = {
     "pays": "Handing the cache over pays",
     "equivalent": "Handing the cache over makes no difference that matters",
@@ -56,12 +59,14 @@ class Card:
     tone: str
     why: str
     content: str
+    pairs: str
     facts: tuple[Fact, ...]
 
 
 def margin_of(result: Fields) -> float:
     """Points inside which answers count as equally good."""
-    return result.number("plan", "margin_points") or MARGIN_POINTS
+    margin = result.number("plan", "margin_points") or 0.0
+    return margin if margin > 0 else MARGIN_POINTS
 
 
 def judged(result: Fields) -> tuple[str, Fields] | None:
@@ -89,7 +94,7 @@ def verdict_sentence(result: Fields) -> str:
     clauses = [_speed(one), quality]
     if one.text("verdict") == "harmful" and one.text("quality_verdict") == "harmful":
         clauses.reverse()
-    return f"{head}{which}: {', '.join(clauses)}.{_needed(result, one)}"
+    return f"{head}{which}: {', '.join(clauses)}.{_fallen(one)}{_needed(result, one)}"
 
 
 def card(result: Fields) -> Card:
@@ -101,6 +106,7 @@ def card(result: Fields) -> Card:
         tone=TONES.get(found[1].text("verdict") if found else "", "open"),
         why=found[1].text("why") if found else "",
         content=_content_sentence(content),
+        pairs=_pairs_sentence(result, found[0]) if found else "",
         facts=_facts(result, *found) if found else (),
     )
 
@@ -123,7 +129,7 @@ def content_section(result: Fields) -> Section:
     return Section(
         "content",
         "Was content transferred at all?",
-        said(sentence, compared, content.text("why"), why_it_matters),
+        said(content.text("why") or sentence, compared, why_it_matters),
         charts=present(content_chart(result)),
     )
 
@@ -133,7 +139,7 @@ def _speed(one: Fields) -> str:
     verdict = one.text("speed_verdict")
     if verdict == "same" or ratio is None:
         return _SPEEDS["same" if verdict == "same" else ""]
-    open_yet = ", which is not decided" if verdict == "undecided" else ""
+    open_yet = ", which the data leave open" if verdict == "undecided" else ""
     return f"first token {faster_text(ratio, bounds)}{open_yet}"
 
 
@@ -153,6 +159,13 @@ def _quality(one: Fields, margin: float) -> str:
     return f"answers {size} points against text, which a margin of {margin:g} leaves open"
 
 
+def _fallen(one: Fields) -> str:
+    share = one.number("fallback_share") or 0.0
+    if share < MUCH_FALLBACK:
+        return ""
+    return f" But {share_text(share, decimals=0)} of the trials fell back to text."
+
+
 def _needed(result: Fields, one: Fields) -> str:
     needed = one.number("units_needed")
     if needed is None:
@@ -170,6 +183,16 @@ def _content_sentence(content: Fields) -> str:
         return f"{said_so}."
     size = points_text(points, content.interval("ci_points"))
     return f"{said_so}: the right cache against a wrong one of the same shape {size} points."
+
+
+def _pairs_sentence(result: Fields, name: str) -> str:
+    """What holds for each of several pairs of models."""
+    verdicts = [
+        f"{row.text('value')} {row.text('verdict') or 'not judged'}"
+        for row in result.rows("strata")
+        if row.text("by") == "pair" and row.text("treatment") == name
+    ]
+    return f"By pair of models: {'; '.join(verdicts)}." if len(verdicts) > 1 else ""
 
 
 def _facts(result: Fields, name: str, one: Fields) -> tuple[Fact, ...]:

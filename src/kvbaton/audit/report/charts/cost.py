@@ -75,11 +75,12 @@ def bytes_chart(result: Fields) -> Chart | None:
         _divergences(panels[0], prices)
         _accuracies(panels[1], prices)
         moved = [price.bytes_moved for price in prices]
-        low, high = min(moved), max(moved)
+        room = 1.5 if max(moved) > 2 * min(moved) else 3.0
+        low, high = min(moved) / room, max(moved) * room
         for axes in panels:
             axes.set_xscale("log")
-            axes.set_xlim(low / 1.5, high * 1.5)
-            _byte_ticks(axes, low / 1.5, high * 1.5)
+            axes.set_xlim(low, high)
+            _byte_ticks(axes, low, high)
         panels[1].set_xlabel("bytes moved per hand-off (mean)")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower left", ncols=2)
         svg = to_svg(figure, name=name, title=title, description=description)
@@ -99,10 +100,11 @@ def bytes_chart(result: Fields) -> Chart | None:
 
 def gains_chart(result: Fields) -> Chart | None:
     """Seconds that each part of the work saves or costs, as a stacked bar per treatment."""
+    roles = {name: one.text("role") for name, one in result.items("treatments")}
     found = [
         (name, [one.number(key) or 0.0 for key, _ in PARTS])
         for name, one in result.items("attribution")
-        if any(one.number(key) for key, _ in PARTS)
+        if any(one.number(key) for key, _ in PARTS) and roles.get(name) != "control"
     ]
     if not found:
         return None

@@ -46,7 +46,7 @@ def test_fails(code, says):
 
 def test_endless_work():
     """Time of the processor is limited."""
-    assert "status" in note("while True: pass", cpu_s=1)
+    assert "status" in note("while True: pass", cpu_s=1, wall_s=300)
 
 
 def test_endless_wait():
@@ -113,18 +113,31 @@ def test_no_file_grows(tmp_path, monkeypatch):
     assert note(code)
 
 
-def test_grandchildren():
+STRAY = (
+    "import time\nfrom multiprocessing import util\n"
+    "script = 'setsid sleep 417263 & sleep 417263'\n"
+    "util.spawnv_passfds(b'/bin/sh', ['sh', '-c', script], ())\n"
+)
+
+
+@pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["at the end", "when killed"])
+@pytest.mark.parametrize("namespaces", [True, False], ids=["namespaces", "none"])
+def test_grandchildren(tmp_path, monkeypatch, namespaces, end):
     """A process that is started past the hook, in a session of its own, does not live on."""
-    code = (
-        "import time\nfrom multiprocessing import util\n"
-        "script = 'setsid sleep 417263 & sleep 417263'\n"
-        "util.spawnv_passfds(b'/bin/sh', ['sh', '-c', script], ())\n"
-        "time.sleep(600)"
-    )
-    found = run_tests(code, "", limits=Limits(wall_s=1.0))
-    assert not found.passed
-    left = [one for one in psutil.process_iter(["cmdline"]) if "417263" in str(one.info["cmdline"])]
-    assert not left
+    if not namespaces:
+        child = sandbox._CHILD.read_text(encoding="utf-8")
+        alone = child.replace("missing = _apart()", 'missing = ["network", "grandchildren"]')
+        assert alone != child
+        (tmp_path / "child.py").write_text(alone, encoding="utf-8")
+        monkeypatch.setattr(sandbox, "_CHILD", tmp_path / "child.py")
+    run_tests(STRAY + end, "", limits=Limits(wall_s=1.0))
+    strays = [one for one in psutil.process_iter(["cmdline"]) if is_stray(one.info["cmdline"])]
+    assert psutil.wait_procs(strays, timeout=60)[1] == []
+
+
+def is_stray(words: list[str] | None) -> bool:
+    """Whether a command line is that of the processes above."""
+    return bool(words) and words[0] in ("sh", "sleep", "setsid") and "417263" in words[-1]
 
 
 def test_nothing_inherited(monkeypatch):

@@ -189,6 +189,34 @@ def test_bad_line(tmp_path, line, field, words):
     assert caught.value.at == f"{path}:2 {field}"
 
 
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(files._UNIT + files._QUESTION), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(key=st.sampled_from(["", *files._UNIT, *files._QUESTION]), value=JSON_VALUES)
+def test_any_value(tmp_path_factory, key, value):
+    """Whatever value a field or a line has, the file is read or refused with the line."""
+    if key in files._QUESTION and key not in files._UNIT:
+        line = asked(**{key: value})
+    else:
+        line = {**UNIT, key: value} if key else value
+    path = written(tmp_path_factory.mktemp("any"), line)
+    try:
+        found = read_task_set(path)
+    except InputError as error:
+        assert error.at.startswith(f"{path}:1 $")
+    else:
+        assert found.digest == blake3(path.read_bytes()).hexdigest()
+        assert task_set_bytes(found)
+
+
 def test_unit_twice(tmp_path):
     """Two units of one name are refused at the second."""
     path = written(tmp_path, HEADER, UNIT, UNIT)

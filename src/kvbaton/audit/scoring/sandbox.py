@@ -8,7 +8,7 @@ code it takes from itself (``sandbox_child.py``):
 - new processes and threads (``setrlimit``, which does not bind root: a process of root first
   becomes nobody, where nobody may read the standard library);
 - the network, where the kernel lets it leave its namespace; processes that it started in spite of
-  all are then killed with it, and with its session otherwise;
+  all are then killed with it, and otherwise those of its session and of its folder;
 - by an audit hook of the interpreter: opening files for writing, removing and renaming them,
   sockets, processes, threads, signals, and calls into C libraries.
 
@@ -30,10 +30,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from kvbaton.errors import InputError
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _NOTE_CHARACTERS = 200
+_SWEEPS = 20
+_STRAYS = "grandchildren"
+_UNKNOWN = (_STRAYS,)
+"""Missing where the process did not live to tell: then we look for ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,31 @@ def run_tests(code: str, tests: str, *, limits: Limits | None = None) -> Outcome
         except OSError as error:
             raise InputError(f"no process can be started: {error.strerror or error}") from error
         said = _listen(process, json.dumps(job).encode(), limits.wall_s)
-    if said is None:
-        return Outcome(passed=False, note=f"stopped after {limits.wall_s:g} s")
-    return _outcome(said[: limits.answer_bytes], token, process.returncode)
+        if said is None:
+            found = Outcome(
+                passed=False, note=f"stopped after {limits.wall_s:g} s", missing=_UNKNOWN
+            )
+        else:
+            found = _outcome(said[: limits.answer_bytes], token, process.returncode)
+        if _STRAYS in found.missing:
+            _sweep(folder)
+    return found
+
+
+def _sweep(folder: str) -> None:
+    """Kill what the code left running in its folder, and what that starts meanwhile."""
+    for _ in range(_SWEEPS):
+        left = [
+            process
+            for process in psutil.process_iter(["cwd"])
+            if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(folder)
+        ]
+        if not left:
+            return
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
 
 
 def _listen(process: subprocess.Popen[bytes], job: bytes, wall_s: float) -> bytes | None:

@@ -101,15 +101,15 @@ def effect_of(blocks: Sequence[Block], treatment: Compared, rule: Rule, *, seed:
         logs,
         mean_interval(numbers, level=rule.level, seed=seed).exponential(),
         found,
-        quality_of(found, rule, seed=seed),
+        quality_of(found, rule),
         location(numbers),
     )
 
 
-def quality_of(found: Turned, rule: Rule, *, seed: int) -> Quality:
+def quality_of(found: Turned, rule: Rule) -> Quality:
     """Difference of accuracy at both levels of confidence."""
     wide, narrow = (
-        accuracy_difference(found, icc=rule.icc, level=level, seed=seed)
+        accuracy_difference(found, icc=rule.icc, level=level)
         for level in (rule.level, rule.equivalence_level)
     )
     return Quality(wide, narrow)

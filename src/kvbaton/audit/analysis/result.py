@@ -140,7 +140,7 @@ class TreatmentResult(TypedDict):
     equivalence_ci_points: Interval
     """The (1 - 2 alpha) interval that decides about equivalence."""
     interval: str | None
-    """How the intervals of accuracy were made: ``bootstrap-t``, ``t`` or ``exact``."""
+    """How the intervals of accuracy were made: ``t`` or ``exact``."""
     icc: float | None
     """How alike the questions of a unit were taken to be."""
     bound_units_only_points: float | None

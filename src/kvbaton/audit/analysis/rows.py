@@ -70,7 +70,7 @@ def treatment_rows(
         for name, one in treatments.items()
         if not one.is_reference
     }
-    effects = {name: _with_icc(effect, effects, seed=seed) for name, effect in effects.items()}
+    effects = {name: _with_icc(effect, effects) for name, effect in effects.items()}
     found = {name: tests_of(effect) for name, effect in effects.items()}
     corrected = {
         test: holm({name: tests[test].p for name, tests in found.items()}) for test in _TESTS
@@ -87,7 +87,7 @@ def treatment_rows(
     return rows
 
 
-def _with_icc(effect: Effect, effects: Mapping[str, Effect], *, seed: int) -> Effect:
+def _with_icc(effect: Effect, effects: Mapping[str, Effect]) -> Effect:
     """The effect with the likeness that others show, where it is more than the plan's.
 
     Others are the candidates with the same reference: what controls lose depends on what the
@@ -105,7 +105,7 @@ def _with_icc(effect: Effect, effects: Mapping[str, Effect], *, seed: int) -> Ef
     if found is None or found <= effect.rule.icc:
         return effect
     rule = replace(effect.rule, icc=found)
-    return replace(effect, rule=rule, quality=quality_of(effect.turned, rule, seed=seed))
+    return replace(effect, rule=rule, quality=quality_of(effect.turned, rule))
 
 
 def _measured(blocks: Sequence[Block], treatment: Compared, floor: Floor) -> dict[str, Any]:

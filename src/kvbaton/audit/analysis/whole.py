@@ -60,7 +60,7 @@ def analyse(runs: Sequence[Run], *, seed: int | None = None) -> AuditResult:
     compared = [t for t in treatments.values() if not t.is_reference]
     floor = _floor(runs)
     rows = treatment_rows(blocks, treatments, rule, floor, seed=used)
-    content = _content(blocks, rule, seed=used)
+    content = _content(blocks, rule)
     profiles = profiles_of(runs)
     lengths = _break_evens(runs, seed=used)
     return AuditResult(
@@ -98,8 +98,8 @@ def analyse(runs: Sequence[Run], *, seed: int | None = None) -> AuditResult:
     )
 
 
-def _content(blocks: Sequence[Block], rule: Rule, *, seed: int) -> ContentResult:
-    quality = quality_of(turned(blocks, RIGHT, WRONG), rule, seed=seed)
+def _content(blocks: Sequence[Block], rule: Rule) -> ContentResult:
+    quality = quality_of(turned(blocks, RIGHT, WRONG), rule)
     verdict, why = content_verdict(quality, rule)
     points = quality.difference.scaled(100)
     return ContentResult(points=points.value, ci_points=points.interval, verdict=verdict, why=why)
@@ -204,10 +204,10 @@ def _method(rule: Rule, seed: int) -> JSON:
     level, narrow = 100 * rule.level, 100 * rule.equivalence_level
     return {
         "intervals": (
-            f"{level:g}% intervals over units: each end is the farther one of the studentized "
-            f"bootstrap ({RESAMPLES} resamples of unit means, seed {seed}) and Student's t. "
-            "Where few answers turned: exact (Clopper-Pearson on the effective number of "
-            f"questions, intraclass correlation {rule.icc:g} or more)."
+            f"{level:g}% intervals over units. Ratios: each end is the farther one of the "
+            f"studentized bootstrap ({RESAMPLES} resamples of unit means, seed {seed}) and "
+            "Student's t. Accuracy: Student's t; where few answers turned, exact (Clopper-Pearson "
+            f"on the effective number of questions, intraclass correlation {rule.icc:g} or more)."
         ),
         "tests": (
             "Wilcoxon's signed ranks, paired t where Shapiro and Wilk do not reject normality, "

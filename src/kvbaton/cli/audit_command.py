@@ -375,10 +375,10 @@ def _report(output: Output, folders: list[Path], out: Path) -> None:
 
     runs = [read_run(folder) for folder in folders]
     with output.progress("analysing"):
-        result = analyse(runs)
+        analysed: JSON = dict(analyse(runs))
         trials = [record for run in runs for record in run.records]
-        written = write_report(result, out, trials=trials)
-    result = dict(result) | {"files": {"html": str(written.html), "json": str(written.json)}}
+        written = write_report(analysed, out, trials=trials)
+    result = analysed | {"files": {"html": str(written.html), "json": str(written.json)}}
     output.result(result, lambda console: _show(console, result))
 
 

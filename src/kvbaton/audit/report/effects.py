@@ -152,7 +152,7 @@ def _tests_table(result: Fields) -> Table:
         cells(
             name,
             *(given(p_text(one.number("tests", f"{test}_holm")), NO_TEST) for test in _TESTS),
-            " ".join(one.texts("tests", "notes")) or DASH,
+            "; ".join(one.texts("tests", "notes")) or DASH,
         )
         for name, one in compared(result)
     )

@@ -46,16 +46,16 @@ def _treatment_table(result: Fields) -> Table:
     rows = (
         cells(
             name,
-            one.text("label") or DASH,
             verdict_cell(one.text("verdict")),
             verdict_cell(one.text("speed_verdict")),
             verdict_cell(one.text("quality_verdict")),
             given(count_text(one.number("units_needed")), DECIDED),
+            one.text("label") or DASH,
             one.text("why") or DASH,
         )
         for name, one in compared(result)
     )
-    headings = ("treatment", "what it is", "verdict", "speed", "answers", "units needed", "why")
+    headings = ("treatment", "verdict", "speed", "answers", "units needed", "what it is", "why")
     return table("Verdict of each treatment", headings, rows, wordy=True)
 
 
@@ -64,23 +64,23 @@ def _stratum_table(result: Fields, by: str, name: str, *, others: bool) -> Table
     rows = (
         cells(
             row.text("value") or DASH,
-            row.text("treatment") or DASH,
+            *([row.text("treatment") or DASH] if others else []),
+            verdict_cell(row.text("verdict")),
             count_text(row.number("units")),
             given(faster_text(row.number("ttft_ratio"), row.interval("ttft_ratio_ci")), NOT_TIMED),
             _accuracies(row),
             given(_difference(row), "no answers to compare"),
-            verdict_cell(row.text("verdict")),
             given(count_text(row.number("units_needed")), DECIDED),
         )
         for row in result.rows("strata")
         if row.text("by") == by and (row.text("treatment") != name) is others
     )
     headings = (
-        "group", "treatment", "units", "first token", "right / by reference",
-        "difference, points", "verdict", "units needed",
+        "group", *(["treatment"] if others else []), "verdict", "units", "first token",
+        "right / by reference", "difference, points", "units needed",
     )  # fmt: skip
-    which = "other treatments" if others else name
-    return table(f"Verdicts by {_NAMES.get(by, by)}, {which}", headings, rows, labels=2)
+    caption = f"Verdicts by {_NAMES.get(by, by)}, {'other treatments' if others else name}"
+    return table(caption, headings, rows, labels=2 if others else 1)
 
 
 def _accuracies(row: Fields) -> Cell:

@@ -14,8 +14,6 @@ from kvbaton.audit.report.charts.lengths import (
 from kvbaton.audit.report.numbers import (
     DASH,
     faster_text,
-    multiple_text,
-    nats_text,
     p_text,
     points_text,
     ratio_text,
@@ -241,8 +239,3 @@ def _profile_table(result: Fields) -> Table:
     )
     headings = ("treatment", "operation", "share of the time", "seconds")
     return table("Profile of one trial per treatment", headings, rows, labels=2)
-
-
-def divergence_cells(one: Fields) -> tuple[str, str]:
-    """A treatment's divergence, in nats and in multiples of the noise floor."""
-    return nats_text(one.number("kl")), multiple_text(one.number("kl_multiple"))

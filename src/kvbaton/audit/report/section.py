@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvbaton.audit.report.charts.canvas import Chart
@@ -53,9 +52,3 @@ def filled(*tables: Table | None) -> tuple[Table, ...]:
 def said(*sentences: str) -> tuple[str, ...]:
     """Those sentences that say something."""
     return tuple(sentence for sentence in sentences if sentence)
-
-
-def listed(words: Iterable[str]) -> str:
-    """``a, b and c``."""
-    every = list(words)
-    return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)

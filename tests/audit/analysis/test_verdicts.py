@@ -51,6 +51,8 @@ def test_quality(value: float, low: float, high: float, expected: str) -> None:
         (0.2, 0.1, 0.3, 0.001, "faster"),
         (0.2, 0.1, 0.3, 0.2, "undecided"),  # chance, among so many comparisons
         (0.2, 0.1, 0.3, None, "undecided"),
+        (0.96, 0.93, 0.99, 0.001, "undecided"),  # below 1, but by less than 5%
+        (0.94, 0.90, 0.98, 0.001, "faster"),
         (1.5, 1.2, 1.8, 0.001, "slower"),
         (0.98, 0.96, 0.999, 0.001, "same"),  # faster, but by less than matters
         (1.0, 0.96, 1.04, 0.9, "same"),
@@ -58,7 +60,7 @@ def test_quality(value: float, low: float, high: float, expected: str) -> None:
     ],
 )
 def test_speed(value: float, low: float, high: float, p_holm: float | None, expected: str) -> None:
-    """Same within 5%, faster or slower where the interval and the corrected test say so."""
+    """Same within 5%, faster or slower by 5% or more, where interval and corrected test say so."""
     assert speed_verdict(Estimate(value, low, high), RULE, p_holm=p_holm)[0] == expected
 
 

@@ -302,6 +302,5 @@ def _for_speed(effect: Effect) -> int | None:
     if low is None or high is None or value is None:
         return None
     center, half = abs(float(np.log(value))), float(np.log(high / low)) / 2
-    return units_to_narrow(
-        len(effect.logs), half, max(center, float(np.log(1 + SAME_SHARE)) - center)
-    )
+    same = float(np.log(1 + SAME_SHARE))
+    return units_to_narrow(len(effect.logs), half, center if center >= same else same - center)

@@ -11,7 +11,8 @@ Quality, with the margin of the plan:
 Speed, of the time to the first token:
 
 - *same*: the (1 - alpha) interval of the ratio lies within 5%;
-- *faster*, *slower*: it lies below, above 1, and so says the test after Holm's correction;
+- *faster*, *slower*: it lies below, above 1, so says the test after Holm's correction, and the
+  estimate is at or beyond 5%;
 - *undecided*: none of these.
 
 Both together:
@@ -116,14 +117,24 @@ def speed_verdict(ratio: Estimate, rule: Rule, *, p_holm: float | None) -> tuple
     )
     if is_within(ratio, SAME_SHARE):
         return SpeedVerdict.SAME, f"as fast within 5%: {said}"
-    apart = ratio.high < 1 or ratio.low > 1
-    if not apart:
-        return SpeedVerdict.UNDECIDED, f"it may be faster or slower: {said}"
-    if p_holm is None or p_holm > rule.alpha:
-        return SpeedVerdict.UNDECIDED, f"among so many comparisons this may be chance: {said}"
+    why = _undecided_speed(ratio, rule, p_holm)
+    if why:
+        return SpeedVerdict.UNDECIDED, f"{why}: {said}"
     if ratio.high < 1:
         return SpeedVerdict.FASTER, f"faster: {said}"
     return SpeedVerdict.SLOWER, f"slower: {said}"
+
+
+def _undecided_speed(ratio: Estimate, rule: Rule, p_holm: float | None) -> str:
+    """Why a ratio speaks for neither; empty where it does."""
+    value, low, high = ratio.value or 1.0, ratio.low or 0.0, ratio.high or 2.0
+    if low <= 1 <= high:
+        return "it may be faster or slower"
+    if 1 / (1 + SAME_SHARE) < value < 1 + SAME_SHARE:
+        return "the difference may be too small to matter"
+    if p_holm is None or p_holm > rule.alpha:
+        return "among so many comparisons this may be chance"
+    return ""
 
 
 def overall_verdict(

@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help relay test test-low test-long lint format bench docs wheel changelog model clean
+.PHONY: help relay test test-low test-long test-browser lint format bench docs wheel changelog model clean
 
 FIND_PYTHON := for p in python3.11 python3.12 python3.13 python3; do \
   if $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -46,6 +46,10 @@ test-low: .venv-low/.stamp ## the engine on the oldest supported transformers
 test-long: model ## the tests that take minutes, too
 	$(call SAY,long tests)
 	@$(BIN)/python -m pytest -m long
+
+test-browser: .venv/.stamp ## the report of an audit in a real browser
+	$(call SAY,the report of an audit in a browser)
+	@bash .ci/browser
 
 lint: .venv/.stamp ## style, types, import direction
 	$(call SAY,lint)

@@ -25,6 +25,8 @@ from kvbaton.bench.texts import real_texts
 from kvbaton.errors import InputError, KvbatonError
 from kvbaton.types import JSON
 
+LADDER_ROOM = 64
+"""Positions for the instruction behind the longest context that is timed."""
 EXCERPT = 50
 """Characters of what a sender read that a record may have, where the plan allows it."""
 
@@ -135,7 +137,7 @@ class Audit:
 
     def _ladder_lengths(self) -> tuple[int, ...]:
         """Those that the model and the texts reach."""
-        room = self.engine.max_tokens - self.engine.default_room
+        room = self.engine.max_tokens - LADDER_ROOM
         most = max(self.plan.ladder, default=0)
         if most and not long_enough(self.engine, real_texts()[:1], min(most, room)):
             room = min(room, 1024)

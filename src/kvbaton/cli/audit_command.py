@@ -376,7 +376,7 @@ def _report(output: Output, folders: list[Path], out: Path) -> None:
     runs = [read_run(folder) for folder in folders]
     with output.progress("analysing"):
         analysed: JSON = dict(analyse(runs))
-        trials = [record for run in runs for record in run.records]
+        trials = [line for run in runs for line in (run.header, *run.records)]
         written = write_report(analysed, out, trials=trials)
     result = analysed | {"files": {"html": str(written.html), "json": str(written.json)}}
     output.result(result, lambda console: _show(console, result))
@@ -388,8 +388,9 @@ def _show(console: Console, result: JSON) -> None:
     for sentence in terminal.sentences(result):
         console.print(sentence, markup=False)
     console.print()
-    tables: list[Table] = [terminal.treatments_table(result)]
+    tables: list[Table] = [terminal.treatments_table(result), terminal.strata_table(result)]
     for table in tables:
         right = " " * table.labels + "r" * (len(table.headings) - table.labels)
         print_table(console, table.headings, table.rows, right=right)
-    console.print(f"\n{result['files']['html']}", markup=False)
+        console.print()
+    console.print(result["files"]["html"], markup=False)

@@ -270,3 +270,25 @@ def test_lost_answers_come_first_among_examples(result: AuditResult) -> None:
     examples = result["flip_examples"]
     assert [e["treatment"] for e in examples][:1] == ["T3:compact"]
     assert all(e["text"] != e["reference_text"] for e in examples)
+
+
+def test_questions_that_fare_alike_widen_the_others() -> None:
+    """Where one profile loses whole units, the others' intervals reckon with it."""
+    effects = TWO | {"T3:tiny": Effect(0.2, lost=0.4, same_unit=1.0)}
+    found = analyse([run_of(replace(SMALL, effects=effects))])
+    alone = analyse([run_of(replace(SMALL, effects=TWO))])
+    row, own = found["treatments"]["T3"], alone["treatments"]["T3"]
+    assert own["icc"] == 0.3
+    assert (row["icc"] or 0) > 0.7
+    assert (row["equivalence_ci_points"] or [0])[0] < (own["equivalence_ci_points"] or [0])[0]
+    assert any("more alike" in warning for warning in found["warnings"])
+
+
+def test_zero_decode_is_timed_against_text_with_a_message() -> None:
+    """Z is compared with Z0, end to end with T0 too; what it saves is the sender's decoding."""
+    effects = {"T0": Effect(), "Z0": Effect(), "Z": Effect(0.12)}
+    found = analyse([run_of(replace(SMALL, effects=effects))])
+    assert found["treatments"]["Z"]["reference"] == "Z0"
+    assert found["zero_decode"]["e2e_ratio_t0"] == found["treatments"]["Z"]["e2e_ratio_t0"]
+    assert found["attribution"]["Z"]["sender_decode_s"] == pytest.approx(0.8, rel=0.1)
+    assert found["zero_decode"]["decode_s"] == found["attribution"]["Z"]["sender_decode_s"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvbaton.audit.analysis.blocks import Block
-from kvbaton.audit.analysis.effects import effect_of, judged
+from kvbaton.audit.analysis.effects import effect_of
 from kvbaton.audit.analysis.runs import Compared
-from kvbaton.audit.analysis.verdicts import Rule
+from kvbaton.audit.analysis.verdicts import Rule, quality_verdict, speed_verdict
 from kvbaton.audit.statistics.hypotheses import holm
 from kvbaton.audit.statistics.intervals import mean_interval
 from kvbaton.audit.statistics.proportions import Turned, UnitAnswers, accuracy_difference
@@ -108,8 +108,11 @@ def false_verdicts(nothing: Nothing, *, audits: int, seed: int) -> tuple[float, 
             for n in range(nothing.treatments)
         ]
         corrected = holm({e.treatment.name: e.speed_test.p for e in effects})
-        found = [judged(effect, corrected[effect.treatment.name]) for effect in effects]
-        verdicts = [str(one) for f in found for one in (f.quality, f.speed)]
+        verdicts = [str(quality_verdict(effect.quality, effect.rule)[0]) for effect in effects]
+        verdicts += [
+            str(speed_verdict(e.ratio, e.rule, p_holm=corrected[e.treatment.name])[0])
+            for e in effects
+        ]
         said.update(verdicts)
         wrong += bool(FALSE & set(verdicts))
     return wrong / audits, said

@@ -11,6 +11,8 @@ from kvbaton.types import JSON
 
 ZERO_DECODE = "Z"
 TEXT_ONLY = "T0"
+LEAST_SHARE = 0.05
+"""Of the reference's time: of a smaller saving no shares are told."""
 _PREFILL = ("first_forward", "own_prefill", "repair")
 _TRANSPORT = ("get", "verify", "decode", "align", "attach")
 _ALLOCATION = "allocation"
@@ -57,7 +59,10 @@ def attribution_of(
     known = sum(part for part in parts.values() if part is not None)
     other = None if total is None else total - known
     shares = {}
-    if total is not None and total > 0:
+    before = mean_or_none(
+        _block_mean(b, base, lambda trial: number_in(trial.get("e2e_s"))) for b in both
+    )
+    if total is not None and before and total > LEAST_SHARE * before:
         shares = {key: part / total for key, part in parts.items() if part is not None}
         shares["other_s"] = (total - known) / total
     return Attribution(

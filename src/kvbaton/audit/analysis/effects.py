@@ -268,14 +268,14 @@ def is_right(answer: Mapping[str, object]) -> float:
 
 
 def _units_needed(effect: Effect, quality: QualityVerdict, speed: SpeedVerdict) -> int | None:
-    """Units that would decide what is undecided; None where no number is known to."""
+    """Units that it takes to decide what is undecided, as far as that is known."""
     wanted: list[int | None] = []
     if quality is QualityVerdict.UNDECIDED:
         wanted.append(_for_quality(effect))
     if speed is SpeedVerdict.UNDECIDED:
         wanted.append(_for_speed(effect))
     known = [number for number in wanted if number is not None]
-    return max(known) if known and len(known) == len(wanted) else None
+    return max(known, default=None)
 
 
 def _for_quality(effect: Effect) -> int | None:

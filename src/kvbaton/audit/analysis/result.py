@@ -236,7 +236,7 @@ class Attribution(TypedDict):
     other_s: float | None
     total_s: float | None
     shares: dict[str, float]
-    """Of the total that was saved; empty where nothing was."""
+    """Of the total that was saved; empty where less than 5% of the reference's time was."""
 
 
 class ProfileRow(TypedDict):

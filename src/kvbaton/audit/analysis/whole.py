@@ -218,8 +218,7 @@ def _method(rule: Rule, seed: int) -> JSON:
             f"Equivalent: the {narrow:g}% interval of the difference of accuracy lies within "
             f"{rule.margin_points:g} points. Faster: the {level:g}% interval of the ratio of times "
             "to the first token lies below 1, the test says so after Holm's correction, and the "
-            "estimate is 5% or more. Pays: "
-            "equivalent or better, and faster."
+            "estimate is 5% or more. Pays: equivalent or better, and faster."
         ),
         "versions": {name: version(name) for name in _LIBRARIES},
     }

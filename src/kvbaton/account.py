@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,4 +115,5 @@ class Account:
             first_divergence=self.first_divergence,
             finish=answer.finish,
             labels=self.labels,
+            created_ms=time.time_ns() // 1_000_000,
         )

@@ -537,7 +537,8 @@ class Receipt:
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
     position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
     slices of several were; ``baton`` is the first.  ``labels`` are the caller's own, such as the
-    conversation and the arm of an experiment.
+    conversation and the arm of an experiment.  ``created_ms`` is when the answer was finished, in
+    milliseconds since the epoch.
     """
 
     id: str
@@ -567,6 +568,7 @@ class Receipt:
     first_divergence: int | None = None
     finish: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int = 0
 
     def to_json(self) -> JSON:
         """A JSON object without any prompt text."""
@@ -598,6 +600,7 @@ class Receipt:
             "first_divergence": self.first_divergence,
             "finish": self.finish,
             "labels": dict(self.labels),
+            "created_ms": self.created_ms,
         }
 
 

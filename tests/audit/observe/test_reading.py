@@ -55,6 +55,9 @@ def test_what_was_logged_is_read(tmp_path: Path) -> None:
         ("labels", {"time": "yesterday"}, "$.labels.time"),
         ("labels", {"time": "9" * 400}, "$.labels.time"),
         ("labels", None, "$.labels"),
+        ("created_ms", -1, "$.created_ms"),
+        ("created_ms", 1.5, "$.created_ms"),
+        ("created_ms", 10**17, "$.created_ms"),
     ],
 )
 def test_a_bad_line_is_named_with_its_field(
@@ -91,6 +94,15 @@ def test_receipts_of_other_versions_are_read(tmp_path: Path) -> None:
     (one,) = read_log(path).observations
     assert (one.ttft_s, one.conversation, one.score, one.time_s) == (None, "", None, None)
     assert one.cluster == f"r {one.id}"
+
+
+def test_a_receipt_says_when_it_was_written(tmp_path: Path) -> None:
+    """Unless the caller says when the request came in."""
+    row = rows()[0] | {"created_ms": 1_790_000_000_500}
+    own = row | {"id": "b", "labels": {"time": "1790000001"}}
+    bare = row | {"id": "a", "labels": {}}
+    found = read_log(write(tmp_path / "log", [bare, own]))
+    assert [one.time_s for one in found.observations] == [1_790_000_000.5, 1_790_000_001.0]
 
 
 def test_times_are_epochs_or_iso(tmp_path: Path) -> None:

@@ -227,8 +227,16 @@ def _observation(line: int, value: JSON) -> Observation:
         arm=labels.get("arm", ""),
         conversation=labels.get("conversation", ""),
         score=_score(score, "$.labels.score") if score else None,
-        time_s=_time(labels["time"]) if labels.get("time") else None,
+        time_s=_time(labels["time"]) if labels.get("time") else _created_s(value),
     )
+
+
+def _created_s(value: JSON) -> float | None:
+    """When a receipt was written; None for one of a log that does not say."""
+    found = value.get("created_ms", 0)
+    if type(found) is not int or not 0 <= found < 1000 * _YEAR_10000_S:
+        raise _Bad("$.created_ms", "not milliseconds since the epoch")
+    return found / 1000 if found else None
 
 
 def _outcome(line: int, value: JSON) -> tuple[str, float]:

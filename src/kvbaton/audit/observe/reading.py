@@ -211,7 +211,7 @@ def _observation(line: int, value: JSON) -> Observation:
     seconds = value.get("seconds")
     if type(seconds) is not dict:
         raise _Bad("$.seconds", "not an object")
-    score = labels.get("score", "")
+    score, created_s = labels.get("score", ""), _created_s(value)
     return Observation(
         id=_text(value, "id"),
         line=line,
@@ -227,7 +227,7 @@ def _observation(line: int, value: JSON) -> Observation:
         arm=labels.get("arm", ""),
         conversation=labels.get("conversation", ""),
         score=_score(score, "$.labels.score") if score else None,
-        time_s=_time(labels["time"]) if labels.get("time") else _created_s(value),
+        time_s=_time(labels["time"]) if labels.get("time") else created_s,
     )
 
 

@@ -16,6 +16,7 @@ from kvbaton.audit.ladder import Ladder, ladder_routes
 from kvbaton.audit.load import Meter
 from kvbaton.audit.plan import Plan
 from kvbaton.audit.profiling import profiled
+from kvbaton.audit.scoring import scorer
 from kvbaton.audit.tasks.schema import TaskSet, Unit
 from kvbaton.audit.treatments import Treatment, expanded
 from kvbaton.audit.trials import Trials
@@ -52,7 +53,7 @@ class Audit:
     Raises
     ------
     InputError
-        The task set has no units.
+        The task set has no units, or a scorer is missing.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Audit:
         self.units = tasks.units[: plan.units]
         if not self.units:
             raise InputError("the task set has no units")
+        for name in {question.scorer for unit in self.units for question in unit.questions}:
+            scorer(name)  # one that is missing is found out before anything is run
         self.tasks, self.engine = tasks, equipment.engine
         self.treatments = expanded(plan.treatments)
         self._by_name = {treatment.name: treatment for treatment in self.treatments}

@@ -40,9 +40,18 @@ def quality(value: float, low: float, high: float, shrink: float = 0.8) -> Quali
 )
 def test_quality(value: float, low: float, high: float, expected: str) -> None:
     """Equivalent within the margin, harmful or better beyond it, else undecided."""
-    verdict, why = quality_verdict(quality(value, low, high), RULE)
+    verdict, why = quality_verdict(quality(value, low, high), RULE, p_holm=0.001)
     assert verdict == expected
     assert "points" in why
+
+
+def test_harm_that_may_be_chance_is_undecided() -> None:
+    """A loss beyond the margin needs the corrected test too; equivalence does not."""
+    for p_holm in (0.06, None):
+        harm = quality_verdict(quality(-0.06, -0.10, -0.02), RULE, p_holm=p_holm)
+        assert harm[0] is QualityVerdict.UNDECIDED
+        equal = quality_verdict(quality(0.0, -0.04, 0.04), RULE, p_holm=p_holm)
+        assert equal[0] is QualityVerdict.EQUIVALENT
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,7 @@ def test_content(value: float, low: float, high: float, expected: str) -> None:
 def test_what_was_not_measured_is_undecided() -> None:
     """Without an interval there is no verdict, and the reason is said."""
     nothing = Quality(NONE, NONE)
-    assert quality_verdict(nothing, RULE) == (
+    assert quality_verdict(nothing, RULE, p_holm=None) == (
         QualityVerdict.UNDECIDED,
         "accuracy is not known: nothing was measured",
     )

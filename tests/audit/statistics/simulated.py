@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvbaton.audit.analysis.blocks import Block
-from kvbaton.audit.analysis.effects import effect_of
+from kvbaton.audit.analysis.effects import corrected_together, effect_of
 from kvbaton.audit.analysis.runs import Compared
 from kvbaton.audit.analysis.verdicts import Rule, quality_verdict, speed_verdict
-from kvbaton.audit.statistics.hypotheses import holm
 from kvbaton.audit.statistics.intervals import mean_interval
 from kvbaton.audit.statistics.proportions import Turned, UnitAnswers, accuracy_difference
 
@@ -89,7 +88,7 @@ class Nothing:
     treatments: int = 3
     repeats: int = 3
     turn: float = 0.01
-    """Share of the answers that are lost, and that are gained."""
+    """Share of the answers that chance turns under every treatment, the reference among them."""
     noise: float = 0.1
     unit_noise: float = 0.0
     """Of a treatment's times within a unit, alike in all repeats."""
@@ -107,12 +106,13 @@ def false_verdicts(nothing: Nothing, *, audits: int, seed: int) -> tuple[float, 
             effect_of(blocks, Compared(f"A{n}", "", "candidate", "T0"), Rule(), seed=1)
             for n in range(nothing.treatments)
         ]
-        corrected = holm({e.treatment.name: e.speed_test.p for e in effects})
-        verdicts = [str(quality_verdict(effect.quality, effect.rule)[0]) for effect in effects]
-        verdicts += [
-            str(speed_verdict(e.ratio, e.rule, p_holm=corrected[e.treatment.name])[0])
-            for e in effects
-        ]
+        p = corrected_together({e.treatment.name: e for e in effects})
+        verdicts = []
+        for e in effects:
+            name = e.treatment.name
+            quality = quality_verdict(e.quality, e.rule, p_holm=p[name, "quality"])
+            speed = speed_verdict(e.ratio, e.rule, p_holm=p[name, "speed"])
+            verdicts += [str(quality[0]), str(speed[0])]
         said.update(verdicts)
         wrong += bool(FALSE & set(verdicts))
     return wrong / audits, said
@@ -130,7 +130,7 @@ def _blocks(nothing: Nothing, dice: np.random.Generator) -> list[Block]:
         timed = {n: [{"ttft_s": float(s)} for s in seconds[i]] for i, n in enumerate(names)}
         quality = {}
         for name in names:
-            turn = np.zeros(5, bool) if name == "T0" else dice.random(5) < nothing.turn
+            turn = dice.random(5) < nothing.turn
             quality[name] = {
                 "answers": [
                     {"question": f"q{q}", "right": bool(r != t)}

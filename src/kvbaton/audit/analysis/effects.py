@@ -37,8 +37,10 @@ from kvbaton.audit.analysis.verdicts import (
     speed_verdict,
 )
 from kvbaton.audit.statistics.hypotheses import (
+    accuracy_differs,
     equivalence,
     exact_mcnemar,
+    holm,
     location,
     paired_t,
     wilcoxon,
@@ -70,6 +72,7 @@ class Effect:
     turned: Turned
     quality: Quality
     speed_test: Finding
+    quality_test: Finding
 
     @property
     def units(self) -> int:
@@ -103,6 +106,7 @@ def effect_of(blocks: Sequence[Block], treatment: Compared, rule: Rule, *, seed:
         found,
         quality_of(found, rule),
         location(numbers),
+        accuracy_differs(found, icc=rule.icc),
     )
 
 
@@ -115,16 +119,23 @@ def quality_of(found: Turned, rule: Rule) -> Quality:
     return Quality(wide, narrow)
 
 
-def judged(effect: Effect, p_holm: float | None) -> Judged:
-    """The verdicts of an effect.
+Corrected = Mapping[tuple[str, str], float | None]
+"""(label, ``speed`` or ``quality``) -> p value after Holm's correction."""
 
-    Parameters
-    ----------
-    p_holm
-        Of ``effect.speed_test``, corrected for all comparisons that are read together.
-    """
-    quality = quality_verdict(effect.quality, effect.rule)
-    speed = speed_verdict(effect.ratio, effect.rule, p_holm=p_holm)
+
+def corrected_together(effects: Mapping[str, Effect]) -> Corrected:
+    """The tests of speed and of accuracy of all effects that are read together, by label."""
+    p_values: dict[tuple[str, str], float | None] = {}
+    for label, effect in effects.items():
+        p_values[label, "speed"] = effect.speed_test.p
+        p_values[label, "quality"] = effect.quality_test.p
+    return holm(p_values)
+
+
+def judged(effect: Effect, label: str, corrected: Corrected) -> Judged:
+    """The verdicts of an effect, with the p values of its label."""
+    quality = quality_verdict(effect.quality, effect.rule, p_holm=corrected[label, "quality"])
+    speed = speed_verdict(effect.ratio, effect.rule, p_holm=corrected[label, "speed"])
     verdict, why = overall_verdict(quality, speed, effect.ratio)
     needed = _units_needed(effect, quality[0], speed[0]) if verdict is Verdict.UNDECIDED else None
     if verdict is Verdict.UNDECIDED and needed is not None:

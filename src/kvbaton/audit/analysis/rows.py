@@ -10,8 +10,10 @@ from kvbaton.audit.analysis.attribution import TEXT_ONLY
 from kvbaton.audit.analysis.blocks import Block, number_in, unit_mean
 from kvbaton.audit.analysis.effects import (
     Effect,
+    Judged,
     as_treated_json,
     bound_units_only,
+    corrected_together,
     effect_of,
     fallback_share,
     is_right,
@@ -38,7 +40,7 @@ from kvbaton.audit.analysis.result import (
 )
 from kvbaton.audit.analysis.runs import Compared
 from kvbaton.audit.analysis.verdicts import Rule
-from kvbaton.audit.statistics.hypotheses import holm
+from kvbaton.audit.statistics.hypotheses import accuracy_differs, holm
 from kvbaton.audit.statistics.proportions import intraclass
 from kvbaton.audit.statistics.sizes import geometric_mean
 from kvbaton.audit.statistics.values import Finding
@@ -75,14 +77,15 @@ def treatment_rows(
     corrected = {
         test: holm({name: tests[test].p for name, tests in found.items()}) for test in _TESTS
     }
-    speed = holm({name: effect.speed_test.p for name, effect in effects.items()})
+    together = corrected_together(effects)
     rows: dict[str, TreatmentResult] = {}
     for name, treatment in treatments.items():
         row = _measured(blocks, treatment, floor)
         if name in effects:
-            tests = {**found[name], "speed": effects[name].speed_test}
+            effect = effects[name]
+            tests = {**found[name], "speed": effect.speed_test, "accuracy": effect.quality_test}
             mine = {test: corrected[test][name] for test in _TESTS}
-            row |= _compared(effects[name], tests, mine, speed[name], seed=seed)
+            row |= _compared(effect, tests, mine, judged(effect, name, together), seed=seed)
         rows[name] = row  # type: ignore[assignment]
     return rows
 
@@ -105,7 +108,12 @@ def _with_icc(effect: Effect, effects: Mapping[str, Effect]) -> Effect:
     if found is None or found <= effect.rule.icc:
         return effect
     rule = replace(effect.rule, icc=found)
-    return replace(effect, rule=rule, quality=quality_of(effect.turned, rule))
+    return replace(
+        effect,
+        rule=rule,
+        quality=quality_of(effect.turned, rule),
+        quality_test=accuracy_differs(effect.turned, icc=found),
+    )
 
 
 def _measured(blocks: Sequence[Block], treatment: Compared, floor: Floor) -> dict[str, Any]:
@@ -177,7 +185,7 @@ def _compared(
     effect: Effect,
     tests: Mapping[str, Finding],
     corrected: Mapping[str, float | None],
-    speed_p: float | None,
+    found: Judged,
     *,
     seed: int,
 ) -> dict[str, Any]:
@@ -189,7 +197,6 @@ def _compared(
     fixed = ratio_of(effect, "fixed_s", seed=seed)
     points, narrow = effect.quality.difference.scaled(100), effect.quality.narrow.scaled(100)
     reference = unit_mean(blocks, base, is_right, among=name)
-    found = judged(effect, speed_p)
     return {
         "units": effect.units,
         "questions": effect.turned.questions,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvbaton.audit.analysis.blocks import Block, mean_or_none, number_in, unit_mean
-from kvbaton.audit.analysis.effects import Effect, effect_of, is_right, judged
+from kvbaton.audit.analysis.effects import (
+    Corrected,
+    Effect,
+    corrected_together,
+    effect_of,
+    is_right,
+    judged,
+)
 from kvbaton.audit.analysis.result import StratumResult
 from kvbaton.audit.analysis.runs import Compared
 from kvbaton.audit.analysis.verdicts import Rule
-from kvbaton.audit.statistics.hypotheses import holm
 
 LENGTH_BINS = 3
 LOAD_BINS = 2
@@ -43,7 +49,7 @@ def groups_of(blocks: Sequence[Block]) -> list[Group]:
 def strata_of(
     blocks: Sequence[Block], treatments: Sequence[Compared], rule: Rule, *, seed: int
 ) -> list[StratumResult]:
-    """Every treatment in every group; speed is corrected for all groups of one kind."""
+    """Every treatment in every group; tests are corrected for all groups of one kind."""
     several: dict[str, list[tuple[Group, Effect]]] = {}
     for group in groups_of(blocks):
         for treatment in treatments:
@@ -52,7 +58,7 @@ def strata_of(
                 several.setdefault(group.by, []).append((group, effect))
     rows: list[StratumResult] = []
     for some in several.values():
-        corrected = holm({_key(group, effect): effect.speed_test.p for group, effect in some})
+        corrected = corrected_together({_key(group, effect): effect for group, effect in some})
         rows += [_row(group, effect, corrected) for group, effect in some]
     return rows
 
@@ -69,8 +75,8 @@ def mean_load(block: Block) -> float | None:
     )
 
 
-def _row(group: Group, effect: Effect, corrected: Mapping[str, float | None]) -> StratumResult:
-    found = judged(effect, corrected[_key(group, effect)])
+def _row(group: Group, effect: Effect, corrected: Corrected) -> StratumResult:
+    found = judged(effect, _key(group, effect), corrected)
     name, base = effect.treatment.name, effect.treatment.reference
     points = effect.quality.difference.scaled(100)
     return StratumResult(

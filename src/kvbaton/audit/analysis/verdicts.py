@@ -4,7 +4,7 @@ Quality, with the margin of the plan:
 
 - *equivalent*: the (1 - 2 alpha) interval of the difference of accuracy lies within the margin;
 - *harmful*: the (1 - alpha) interval lies below zero and the estimate at or beyond the margin, or
-  the interval lies beyond the margin as a whole;
+  the interval lies beyond the margin as a whole; and so says the test after Holm's correction;
 - *better*: the same on the other side;
 - *undecided*: none of these.
 
@@ -14,6 +14,9 @@ Speed, of the time to the first token:
 - *faster*, *slower*: it lies below, above 1, so says the test after Holm's correction, and the
   estimate is at or beyond 5%;
 - *undecided*: none of these.
+
+Holm's correction is over the tests of speed and of accuracy of all treatments together, so that at
+most alpha of the audits of treatments that do nothing have any false verdict.
 
 Both together:
 
@@ -78,8 +81,16 @@ class Quality:
     """The (1 - 2 alpha) interval."""
 
 
-def quality_verdict(quality: Quality, rule: Rule) -> tuple[QualityVerdict, str]:
-    """Verdict on answers, and why."""
+def quality_verdict(
+    quality: Quality, rule: Rule, *, p_holm: float | None
+) -> tuple[QualityVerdict, str]:
+    """Verdict on answers, and why.
+
+    Parameters
+    ----------
+    p_holm
+        Of the test that accuracy is the same, after correction; None where there is none.
+    """
     found, margin = quality.difference, rule.margin
     if found.value is None or found.low is None or found.high is None:
         return QualityVerdict.UNDECIDED, f"accuracy is not known: {found.why or 'no interval'}"
@@ -90,9 +101,14 @@ def quality_verdict(quality: Quality, rule: Rule) -> tuple[QualityVerdict, str]:
             "answers are as good: " if found.value == 0 else "answers are as good within limits: "
         )
         return QualityVerdict.EQUIVALENT, f"{kept}{_points(quality.narrow)}, inside {within}"
-    if _beyond(-found.value, -found.high, margin):
+    harmful = _beyond(-found.value, -found.high, margin)
+    better = _beyond(found.value, found.low, margin)
+    if (harmful or better) and (p_holm is None or p_holm > rule.alpha):
+        why = "among so many comparisons the difference of accuracy may be chance"
+        return QualityVerdict.UNDECIDED, f"{why}: {points}"
+    if harmful:
         return QualityVerdict.HARMFUL, f"answers are worse: {points}, beyond {within}"
-    if _beyond(found.value, found.low, margin):
+    if better:
         return QualityVerdict.BETTER, f"answers are better: {points}, beyond {within}"
     return (
         QualityVerdict.UNDECIDED,

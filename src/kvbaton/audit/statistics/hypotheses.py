@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 from scipy import optimize, stats
@@ -24,6 +25,8 @@ from kvbaton.errors import InputError
 FEWEST_FOR_SHAPIRO = 10
 """Below so many units neither normality nor ranks say much: the t test speaks."""
 NORMAL_ALPHA = 0.05
+Key = TypeVar("Key", bound=Hashable)
+
 _LEAST_ALPHA, _MOST_ALPHA = 1e-12, 0.4999
 
 
@@ -139,9 +142,28 @@ def equivalence(turned: Turned, *, margin: float, icc: float) -> Finding:
     return Finding(name, _least_alpha(inside), why=why)
 
 
-def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
+def accuracy_differs(turned: Turned, *, icc: float) -> Finding:
+    """Test that accuracy is the same, two-sided: paired t on unit means.
+
+    Where little turned, and where unit means do not vary, p is the least alpha whose exact
+    (1 - alpha) interval does not hold zero.
+    """
+    if not turned.units:
+        return Finding("accuracy", None, why="no question was asked under both treatments")
+    if not is_sparse(turned, icc=icc):
+        return paired_t(turned.differences)
+
+    def apart(alpha: float) -> bool:
+        found = accuracy_difference(turned, icc=icc, level=1 - alpha)
+        return found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+
+    why = "exact: too few answers turned for the spread of unit means"
+    return Finding("accuracy", _least_alpha(apart), why=why)
+
+
+def holm(p_values: Mapping[Key, float | None]) -> dict[Key, float | None]:
     """P values after Holm's correction over all that have one; the others stay None."""
-    known = {key: p for key, p in sorted(p_values.items()) if p is not None}
+    known = {key: p for key, p in p_values.items() if p is not None}
     if not known:
         return dict(p_values)
     with _cheap_collection():

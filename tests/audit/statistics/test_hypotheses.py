@@ -10,6 +10,7 @@ from scipy import stats
 from tests.audit.statistics.test_intervals import SLEEP
 
 from kvbaton.audit.statistics.hypotheses import (
+    accuracy_differs,
     equivalence,
     exact_mcnemar,
     holm,
@@ -110,6 +111,23 @@ def test_equivalence_of_what_differs_is_not_shown() -> None:
     assert equivalence(Turned.of([]), margin=0.05, icc=0.3).p is None
     with pytest.raises(InputError, match="margin"):
         equivalence(lost, margin=0.0, icc=0.3)
+
+
+def test_a_difference_of_accuracy_by_units() -> None:
+    """With enough turned it is the paired t test of unit means."""
+    some = Turned.of([UnitAnswers(10, 2 + n % 3, n % 2) for n in range(40)])
+    assert accuracy_differs(some, icc=0.0) == paired_t(some.differences)
+
+
+def test_a_difference_of_few_answers_is_exact() -> None:
+    """P is where the interval begins not to hold zero; where none turned it is 1."""
+    few = Turned.of([UnitAnswers(5, 0, 0)] * 35 + [UnitAnswers(5, 2, 0)] * 5)
+    p = accuracy_differs(few, icc=0.3).p
+    assert p is not None and 0 < p < 0.5
+    assert (accuracy_difference(few, icc=0.3, level=1 - 1.01 * p).high or 0) < 0
+    assert (accuracy_difference(few, icc=0.3, level=1 - 0.99 * p).high or 0) >= 0
+    assert accuracy_differs(Turned.of([UnitAnswers(5, 0, 0)] * 40), icc=0.3).p == 1.0
+    assert accuracy_differs(Turned.of([]), icc=0.3).p is None
 
 
 def test_the_test_that_speaks_depends_on_normality() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvbaton.audit.analysis.blocks import number_in
 from kvbaton.audit.analysis.result import BreakEven, BreakEvenPoint
 from kvbaton.audit.analysis.runs import Run
@@ -19,22 +21,30 @@ def break_evens(run: Run, *, seed: int) -> dict[str, BreakEven]:
 
 def measured_break_evens(run: Run, *, seed: int) -> dict[str, Found]:
     """The same as the policy reads it."""
+    return {
+        name: break_even(points, route=name, seed=seed)
+        for name, points in ladders(run.records).items()
+    }
+
+
+def ladders(records: Iterable[JSON]) -> dict[str, list[LadderPoint]]:
+    """Treatment -> its times and those of text at each length that both were timed at."""
     times: dict[str, dict[int, list[float]]] = {}
-    for record in sorted(run.of_kind("ladder"), key=_place):
+    ladder = [record for record in records if record.get("kind") == "ladder"]
+    for record in sorted(ladder, key=_place):
         seconds, tokens = number_in(record.get("ttft_s")), record.get("tokens")
         if seconds is not None and seconds > 0 and isinstance(tokens, int) and tokens > 0:
             by_length = times.setdefault(str(record["treatment"]), {})
             by_length.setdefault(tokens, []).append(seconds)
     text = times.pop(TEXT_ONLY, {})
-    found = {}
-    for name, by_length in sorted(times.items()):
-        points = [
+    found = {
+        name: [
             LadderPoint(tokens, tuple(text[tokens]), tuple(by_length[tokens]))
             for tokens in sorted(text.keys() & by_length.keys())
         ]
-        if points:
-            found[name] = break_even(points, route=name, seed=seed)
-    return found
+        for name, by_length in sorted(times.items())
+    }
+    return {name: points for name, points in found.items() if points}
 
 
 def _as_json(found: Found) -> BreakEven:

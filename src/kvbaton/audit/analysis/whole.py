@@ -212,7 +212,7 @@ def _method(rule: Rule, seed: int) -> JSON:
         "tests": (
             "Wilcoxon's signed ranks, paired t where Shapiro and Wilk do not reject normality, "
             "McNemar's exact test, two one-sided tests for equivalence; Holm's correction over "
-            "treatments."
+            "treatments, for verdicts over speed and accuracy together."
         ),
         "verdicts": (
             f"Equivalent: the {narrow:g}% interval of the difference of accuracy lies within "

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from tests.audit.conftest import audit_in, equipment_of, plan_of, tasks_of, unit_of
 
+from kvbaton.audit.analysis.lengths import ladders
 from kvbaton.audit.journal import TRIALS, Journal, key_of, read_trials
-from kvbaton.audit.launch import break_even_record, ladders, tasks_for
+from kvbaton.audit.launch import break_even_record, tasks_for
 from kvbaton.audit.runner import Audit
 from kvbaton.audit.tasks.files import write_task_set
 from kvbaton.audit.tasks.schema import Question, TaskSet

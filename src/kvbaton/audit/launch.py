@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbaton.audit.analysis.lengths import ladders
 from kvbaton.audit.plan import Plan
 from kvbaton.audit.tasks.built_in import BUILT_IN, built_in_set
 from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.tasks.schema import TaskSet
 from kvbaton.bench.machine import environment
 from kvbaton.errors import InputError
-from kvbaton.policy.break_even import BreakEven, LadderPoint, break_even
+from kvbaton.policy.break_even import BreakEven, break_even
 from kvbaton.policy.profit import BreakEvenRecord, Host, profit_map
 from kvbaton.types import JSON
 
@@ -51,25 +52,6 @@ def tasks_for(plan: Plan, tokenizer: Any, *, made_for: str) -> TaskSet:
             hint=f"--units {len(tasks.units)}",
         )
     return tasks
-
-
-def ladders(records: Sequence[JSON]) -> dict[str, tuple[LadderPoint, ...]]:
-    """What was timed at rising lengths, by route; lengths without both ways are left out."""
-    times: dict[tuple[str, int], list[float]] = {}
-    for record in records:
-        if record.get("kind") == "ladder":
-            place = str(record["treatment"]), int(record["tokens"])
-            times.setdefault(place, []).append(float(record["ttft_s"]))
-    found: dict[str, tuple[LadderPoint, ...]] = {}
-    for route in dict.fromkeys(name for name, _ in times):
-        points = tuple(
-            LadderPoint(tokens, tuple(times["T0", tokens]), tuple(times[route, tokens]))
-            for name, tokens in sorted(times)
-            if name == route and ("T0", tokens) in times
-        )
-        if route != "T0" and points:
-            found[route] = points
-    return found
 
 
 def break_even_record(header: JSON, records: Sequence[JSON]) -> BreakEvenRecord | None:

@@ -180,6 +180,15 @@ def test_several_pairs_have_their_own_verdicts_on_the_card() -> None:
     assert card(Fields(sample_result())).pairs == ""
 
 
+def test_a_route_that_always_pays_is_not_given_a_length_of_its_own() -> None:
+    """Faster at the shortest length that was measured: that many tokens or fewer."""
+    result = sample_result()
+    result["break_even"]["T3"] |= {"tokens": 32, "ci": [32, 32], "at_most": True}
+    page = page_of(result)
+    assert "T3 pays from 32 or fewer tokens of context on" in page.text
+    assert "of context, or fewer" in page.text and "T3:tiny pays from 160 [128, 200]" in page.text
+
+
 def test_nothing_measured_is_said_in_words() -> None:
     """A result without treatments says that there is nothing to judge."""
     empty = page_of({})

@@ -222,7 +222,12 @@ def _facts(result: Fields, name: str, one: Fields) -> tuple[Fact, ...]:
             f"of the noise floor; {share_text(one.number('flips'))} of choices flip",
         ),
         Fact("Moved per hand-off", amount_text(one.number("bytes_moved"), "B"), "mean"),
-        Fact("Pays from", f"{count_text(break_even)} tokens", "of context"),
+        Fact("Pays from", f"{count_text(break_even)} tokens", _of_context(result, name)),
         Fact("Fell back to text", share_text(one.number("fallback_share")), needs),
     )
     return tuple(fact for fact in facts if not fact.value.startswith(DASH))
+
+
+def _of_context(result: Fields, name: str) -> str:
+    fewer = result.yes("break_even", name, "at_most")
+    return "of context, or fewer" if fewer else "of context"

@@ -51,6 +51,8 @@ class Curve:
     tokens: float | None
     bounds: Bounds | None
     why: str
+    at_most: bool = False
+    """It was faster at every length: the true one may be shorter."""
 
 
 def curves(result: Fields) -> list[Curve]:
@@ -62,16 +64,19 @@ def curves(result: Fields) -> list[Curve]:
             one.number("tokens"),
             one.interval("ci"),
             one.text("why") or "no break-even length within the lengths that were measured",
+            at_most=bool(one.yes("at_most")),
         )
         for name, one in result.items("break_even")
     ]
 
 
 def break_even_text(curve: Curve) -> str:
-    """``120 [100, 150]`` tokens."""
+    """``120 [100, 150]`` tokens; ``32 or fewer`` where no shorter ones were measured."""
     if curve.tokens is None:
         return DASH
     text = count_text(curve.tokens)
+    if curve.at_most:
+        return f"{text} or fewer"
     if curve.bounds is None:
         return text
     return f"{text} [{count_text(curve.bounds[0])}, {count_text(curve.bounds[1])}]"

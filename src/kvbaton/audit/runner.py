@@ -310,6 +310,7 @@ class Audit:
         try:
             for treatment in todo:
                 with self.meter.work():
+                    case.sent(treatment)  # what making it takes is not the receiver's
                     found = profiled(
                         partial(case.take, treatment, asked, max_new_tokens=1), cuda=cuda
                     )

@@ -118,7 +118,14 @@ def test_zero_decode_leaves_the_message_out(case: Case) -> None:
 
 def test_a_sender_can_be_made_to_say_what_it_has_said(audited_engine: Any, case: Case) -> None:
     """A case that is made again from the ids of its message hands off the same ids."""
-    again = Case(equipment_of(audited_engine), unit_of(0), (unit_of(1),), said=case.turn.ids)
+    known = {
+        "message_ids": list(case.turn.ids),
+        "sender": {"prefill_s": 1.0, "decode_s": 2.0, "tokenize_s": 3.0},
+        "hand_off": {"T3": {"seconds": 4.0}},
+    }
+    again = Case(equipment_of(audited_engine), unit_of(0), (unit_of(1),), known=known)
+    assert again.sender_s["decode_s"] == 2.0 and again.tokenize_s == 3.0
+    assert again.sent(treatment("T3")).seconds == 4.0  # timed when it was first made
     assert again.turn.ids == case.turn.ids and again.turn.text == case.turn.text
     assert again.turn.conversation.ids == case.turn.conversation.ids
     assert again.turn.cached == case.turn.cached
@@ -132,6 +139,8 @@ def test_a_task_may_bring_the_message_along(audited_engine: Any) -> None:
     assert made.turn.text == "The colour is red."
     assert made.turn.ids[-1] in audited_engine.chat.stop_ids
     assert made.turn.cached == made.turn.tokens - 1
+    closed = audited_engine.chat.close(made.turn.conversation.ids[: made.turn.tokens - 1])
+    assert made.turn.ids[-1] == closed[0]  # the token that ends a turn, not just any end
     made.close()
 
 

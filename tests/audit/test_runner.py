@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def test_the_order_is_random_by_block_and_fixed_by_the_seed(
         audit = audit_in(folder, audited_engine, plan)
         found = []
         for unit in audit.units:
-            timed = [(n, r) for kind, n, r in audit._open_trials(unit) if kind == "timed"]
-            found += [[n for n, r in timed if r == repeat] for repeat in range(2)]
+            timed = [one for one in audit._open_trials(unit) if one.kind == "timed"]
+            found += [[one.name for one in timed if one.repeat == r] for r in range(2)]
         return found
 
     first = orders(tmp_path / "a", 1)
@@ -110,6 +111,11 @@ def test_an_interrupted_run_goes_on_where_it_was(
         for lines in (again, whole)
     )
     assert found == wanted
+    for line in map(json.loads, again[1:]):
+        if line["kind"] == "timed":  # places are those of the whole order
+            assert line["position"] == next(
+                one["position"] for one in map(json.loads, whole[1:]) if key_of(one) == key_of(line)
+            )
     assert len({key_of(json.loads(line)) for line in again}) == len(again)
 
 
@@ -174,8 +180,15 @@ def test_a_folder_belongs_to_one_plan(finished: Path, audited_engine: Any) -> No
     with pytest.raises(InputError, match="another plan"):
         Journal(finished, plan_of(repeats=2, seed=9))
     journal = Journal(finished, plan_of(repeats=2))
-    with pytest.raises(InputError, match="another model"):
-        journal.begin({"function": "0" * 64})
+    audit = audit_in(finished, audited_engine, plan_of(repeats=2))
+    for change, match in (
+        ({"function": "0" * 64}, "another model"),
+        ({"tasks": {"digest": "1" * 64}}, "other tasks"),
+        ({"environment": audit.header()["environment"] | {"threads": 77}}, "number of threads"),
+        ({"environment": audit.header()["environment"] | {"cores": 77}}, "another machine"),
+    ):
+        with pytest.raises(InputError, match=match):
+            journal.begin(audit.header() | change)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +214,21 @@ def test_what_is_impossible_is_reported_and_the_rest_is_run(
     plan = plan_of(units=1, treatments=("T3", "S:prompt"))
     audit_in(tmp_path, windowed_engine, plan).run()
     _, records = read_trials(tmp_path / TRIALS)
-    failed = {(r["treatment"], r["code"]) for r in records if r["kind"] == "failed"}
-    assert ("S:prompt", "slice-error") in failed or ("S:prompt", "unsupported-layout") in failed
-    assert all(r["sentence"] for r in records if r["kind"] == "failed")
+    failed = {(r["treatment"], r["what"]) for r in records if r["kind"] == "failed"}
+    assert failed == {
+        ("S:prompt", "hand-off"), ("S0:prompt", "hand-off"), ("T0", "floor"),
+        ("T0", "quality"), ("T3", "quality"),
+    }  # fmt: skip
+    assert all(r["sentence"] and r["code"] for r in records if r["kind"] == "failed")
+    timed = {r["treatment"] for r in records if r["kind"] == "timed"}
+    assert timed == {"T0", "T3"}  # window layers: timed, but not asked
 
 
-def test_a_failing_scorer_ends_its_treatment_only(audited_engine: Any, tmp_path: Path) -> None:
-    """The failure is a record with its question; timed trials of other units go on."""
+def test_a_failing_scorer_ends_no_more_than_its_own_trials(
+    audited_engine: Any, tmp_path: Path
+) -> None:
+    """The failure is a record with its question; what is timed is timed, and a mended scorer is
+    asked again."""
     asked = (Question("q7", "Go on.", ("x",), scorer="tests.audit.test_trials:broken"),)
     units = (unit_of(0, questions=asked), unit_of(1))
     plan = plan_of(treatments=("T3",))
@@ -218,6 +239,37 @@ def test_a_failing_scorer_ends_its_treatment_only(audited_engine: Any, tmp_path:
     assert {(r["unit"], r["treatment"]) for r in failed} == {("u0", "T0"), ("u0", "T3")}
     assert all("q7" in r["sentence"] for r in failed)
     assert {r["unit"] for r in records if r["kind"] == "quality"} == {"u1"}
+    assert {r["unit"] for r in records if r["kind"] == "timed"} == {"u0", "u1"}
+    whole = [replace(q, scorer="contains") for q in asked]
+    mended = TaskSet("mine", 1, (replace(units[0], questions=tuple(whole)), unit_of(1)), "0" * 64)
+    Audit(plan, mended, equipment_of(audited_engine), Journal(tmp_path, plan)).run()
+    _, records = read_trials(tmp_path / TRIALS)
+    assert kinds(records)["failed"] == 0 and kinds(records)["quality"] == 4
+
+
+def test_a_unit_that_cannot_be_read_stops_no_other(audited_engine: Any, tmp_path: Path) -> None:
+    """One that is longer than the model's window: each of its treatments is recorded as failed."""
+    long = {"role": "user", "content": "x" * 5000}
+    plan = plan_of(treatments=("T3",), units=3)
+    units = (unit_of(0), unit_of(1, messages=(long,)), unit_of(2))
+    tasks = TaskSet("mine", 1, units, digest="0" * 64)
+    Audit(plan, tasks, equipment_of(audited_engine), Journal(tmp_path, plan)).run()
+    _, records = read_trials(tmp_path / TRIALS)
+    failed = [(r["unit"], r["treatment"], r["what"]) for r in records if r["kind"] == "failed"]
+    assert failed == [("u1", "T0", "sender"), ("u1", "T3", "sender")]
+    assert {r["unit"] for r in records if r["kind"] == "quality"} == {"u0", "u2"}
+
+
+def test_a_wrong_cache_needs_another_conversation(audited_engine: Any, tmp_path: Path) -> None:
+    """Where all units share one document a control would hold the right numbers: impossible."""
+    plan = plan_of(treatments=("T3", "T4", "T5"))
+    units = (unit_of(0), replace(unit_of(0), id="u1"))
+    tasks = TaskSet("mine", 1, units, digest="0" * 64)
+    Audit(plan, tasks, equipment_of(audited_engine), Journal(tmp_path, plan)).run()
+    _, records = read_trials(tmp_path / TRIALS)
+    failed = {(r["treatment"], r["what"]) for r in records if r["kind"] == "failed"}
+    assert failed == {("T4", "hand-off")}
+    assert {r["treatment"] for r in records if r["kind"] == "quality"} == {"T0", "T3", "T5"}
 
 
 def test_excerpts_are_opted_into(audited_engine: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kvbaton.audit.load import Load, Meter
 from kvbaton.audit.profiling import OUTSIDE, profiled
 from kvbaton.audit.tasks.schema import Question
 from kvbaton.audit.treatments import treatment
-from kvbaton.audit.trials import Trials, compared
+from kvbaton.audit.trials import Trials, compared, going_on
 from kvbaton.bench.fidelity.answers import forced_logits
 from kvbaton.errors import EmptyInput, InputError, KvbatonError
 
@@ -81,6 +82,27 @@ def test_more_positions_than_ids_are_refused(audited_engine: Any) -> None:
     audited_engine.forward(cache, (5, 6))
     with pytest.raises(EmptyInput):
         forced_logits(audited_engine, cache, [(7,)], positions=[2])
+
+
+@pytest.mark.parametrize(
+    ("opening", "answer", "forced"),
+    [
+        ("", "4711", "4711"),
+        ("The code is", "4711", " 4711"),
+        ("The code is ", "4711", "4711"),
+        ("depth=", "12", "12"),
+        ("f(a,", "12", "12"),
+        ("\u5de5\u53f7\u662f", "4711", "4711"),
+        ("Answer:", "yes", " yes"),
+        ("```python\ndef f(x):\n", "def f(x):\n    return x", "    return x"),
+        ("It is", "isolated", " isolated"),
+    ],
+)
+def test_a_forced_answer_goes_on_where_its_opening_ends(
+    opening: str, answer: str, forced: str
+) -> None:
+    """A space between words only, and nothing said twice."""
+    assert going_on(opening, answer) == forced
 
 
 # --- quality -------------------------------------------------------------------------------------
@@ -219,16 +241,15 @@ def test_a_profile_adds_up_and_says_nothing(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "")
 
 
-def test_work_is_told_from_what_measuring_costs() -> None:
+def test_work_is_told_from_what_measuring_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nested work counts once."""
-    meter = Meter()
-    with meter.work(), meter.work():
-        sum(range(1000))
-    assert 0 < meter.work_s <= meter.wall_s
-    assert meter.overhead_share == pytest.approx(
-        (meter.wall_s - meter.work_s) / meter.work_s, abs=0.5 * meter.overhead_share + 0.1
-    )
     assert Meter().overhead_share == 0.0
+    clock = iter([0.0, 1.0, 2.0, 11.0, 22.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    meter = Meter()  # made at 0; work from 1 to 11, with work inside from 2 on; looked at at 22
+    with meter.work(), meter.work():
+        pass
+    assert meter.work_s == 10.0 and meter.overhead_share == (22.0 - 10.0) / 10.0
 
 
 def test_the_load_is_a_share() -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,19 +19,21 @@ from kvbaton.agent import Agent, WatchFor
 from kvbaton.audit.tasks.schema import Unit
 from kvbaton.audit.treatments import Attached, Content, Control, Treatment
 from kvbaton.backing import Source
+from kvbaton.bench.given import given_ids, put_into_its_mouth
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
-from kvbaton.conversation import Turn, clip
+from kvbaton.conversation import Turn
 from kvbaton.decoding import Decoding
-from kvbaton.errors import SliceError
+from kvbaton.errors import InputError, SliceError
 from kvbaton.joining import Join
 from kvbaton.prompts import Hung, Prompt, SlicePrompt
 from kvbaton.relay import Calibrated, Relay
 from kvbaton.seals import TrustDomain
-from kvbaton.sources import whole_source
+from kvbaton.sources import Spans, whole_source
 from kvbaton.stores import Store
 from kvbaton.taking import room_for
 from kvbaton.types import (
+    JSON,
     Baton,
     BatonRef,
     FidelityClass,
@@ -130,9 +132,9 @@ class Case:
         The task.
     others
         Messages of other units, of which controls get their numbers.
-    said
-        Ids that the sender's model has said before, so that a case can be made again exactly;
-        None lets it speak.
+    known
+        The record of the unit, where its sender has spoken before: it says the same again, and
+        what was timed then is not timed anew.  None lets it speak.
 
     Raises
     ------
@@ -146,7 +148,7 @@ class Case:
         unit: Unit,
         others: Sequence[Unit],
         *,
-        said: Sequence[int] | None = None,
+        known: JSON | None = None,
     ) -> None:
         self.equipment, self.engine, self.unit, self._others = (
             equipment,
@@ -154,41 +156,43 @@ class Case:
             unit,
             others,
         )
+        self._known = known or {}
         self._relays: dict[str, Relay] = {}
         self._stores = ExitStack()
         self._sent: dict[str, Sent] = {}
-        self.turn, self.sender_s = self._speak(said)
+        self.turn, self.sender_s = self._speak()
         self.prompt_tokens = self.turn.tokens - len(self.turn.ids)
         self.tokenize_s = self._tokenizing()
 
     # -- the sender -----------------------------------------------------------------------------
 
-    def _speak(self, said: Sequence[int] | None) -> tuple[Turn, dict[str, float]]:
+    def _speak(self) -> tuple[Turn, dict[str, float]]:
         """The sender's turn, and its seconds: to the first token, and of decoding."""
-        sender = self._agent(self.relay("sender"))
-        given = said if said is not None else self._given()
-        if given is None:
-            turn = sender.run(messages=self.unit.messages, max_new_tokens=self.unit.message_tokens)
-            seconds = turn.receipt.seconds
-            first = seconds["ttft"]
-            return turn, {"prefill_s": first, "decode_s": seconds["total"] - first}
-        turn = sender.run(messages=self.unit.messages, max_new_tokens=1)
+        sender, read = self._agent(self.relay("sender")), self.unit.messages
+        if not self._known and not self.unit.message:
+            turn = sender.run(messages=read, max_new_tokens=self.unit.message_tokens)
+            settle(self.engine)
+            first = turn.receipt.seconds["ttft"]
+            return turn, {
+                "prefill_s": first, "decode_s": turn.receipt.seconds["total"] - first,
+            }  # fmt: skip
+        turn = sender.run(messages=read, max_new_tokens=1)
         first = turn.receipt.seconds["ttft"]
-        turn, decode_s = put_into_its_mouth(self.engine, turn, given)
-        return turn, {"prefill_s": first, "decode_s": decode_s}
-
-    def _given(self) -> tuple[int, ...] | None:
-        """Ids of a message that the task brings along, with what ends a turn."""
-        if not self.unit.message:
-            return None
-        chat = self.engine.chat
-        ids = self.engine.tokenizer.encode(self.unit.message, add_special_tokens=False)
-        return (*ids, min(chat.stop_ids))
+        ids = self._known.get("message_ids") or given_ids(self.engine, turn, self.unit.message)
+        settle(self.engine)
+        start = time.perf_counter()
+        turn = put_into_its_mouth(self.engine, turn, ids, one_by_one=True)
+        settle(self.engine)
+        measured = {"prefill_s": first, "decode_s": time.perf_counter() - start}
+        return turn, dict(self._known.get("sender", measured))
 
     def _tokenizing(self) -> float:
         """Seconds to turn what the sender read and said into ids again."""
-        start = time.perf_counter()
+        if self._known:
+            return float(self._known["sender"]["tokenize_s"])
         text = self.engine.chat.text_of(self.turn.conversation.ids[: self.turn.tokens])
+        self.engine.tokenizer.encode(text, add_special_tokens=False)  # warm
+        start = time.perf_counter()
         self.engine.tokenizer.encode(text, add_special_tokens=False)
         return time.perf_counter() - start
 
@@ -239,26 +243,35 @@ class Case:
         return self._sent[treatment.name]
 
     def _send(self, treatment: Treatment) -> Sent:
-        relay = self.relay(treatment.name)
+        hand_off = self._ready(treatment)
+        settle(self.engine)
         start = time.perf_counter()
+        baton = hand_off()
+        seconds = time.perf_counter() - start
+        known = self._known.get("hand_off", {}).get(treatment.name)
+        return Sent(baton, float(known["seconds"]) if known else seconds)
+
+    def _ready(self, treatment: Treatment) -> Callable[[], Baton]:
+        """The hand-off of a treatment, with everything that is not part of it already done."""
+        relay = self.relay(treatment.name)
+        agent = self._agent(relay)
         if treatment.content is Content.SLICE:
-            baton = self._agent(relay).hand_off(self.turn, spans=treatment.spans)  # type: ignore[arg-type]
-        elif treatment.content is Content.PROMPT:
-            baton = self._prompt_alone(relay)
-        elif treatment.attached is Attached.GENERATED:
-            baton = self._generated(relay)
-        else:
-            source, spans = self._whole(treatment)
-            start = time.perf_counter()  # a control's numbers cost its sender nothing
-            baton = relay.hand_off(
-                source,
-                sender="sender",
-                text=self.engine.chat.text_of(source.ids),
-                spans=spans,
-                messages=tuple(self.turn.messages),
-                plan=self.equipment.plan_of(treatment.profile),
-            )
-        return Sent(baton, time.perf_counter() - start)
+            spans = cast("Spans", treatment.spans)
+            return lambda: agent.hand_off(self.turn, spans=spans)
+        if treatment.content is Content.PROMPT:  # its sender reads, and says nothing
+            read = agent.prefill(messages=self.unit.messages)
+            return lambda: agent.hand_off(read)
+        if treatment.attached is Attached.GENERATED:
+            return lambda: self._generated(relay)
+        source, shown = self._whole(treatment)
+        return lambda: relay.hand_off(
+            source,
+            sender="sender",
+            text=self.engine.chat.text_of(source.ids),
+            spans=shown,
+            messages=tuple(self.turn.messages),
+            plan=self.equipment.plan_of(treatment.profile),
+        )
 
     def _whole(self, treatment: Treatment) -> tuple[Source, tuple[Span, ...]]:
         """The turn's context with the cache that the treatment calls for."""
@@ -286,11 +299,6 @@ class Case:
             spans=(Span(Role.GENERATED, TokenRun(0, len(ids))),),
         )
 
-    def _prompt_alone(self, relay: Relay) -> Baton:
-        """What a sender hands off that has read, and says nothing."""
-        sender = self._agent(relay)
-        return sender.hand_off(sender.prefill(messages=self.unit.messages))
-
     def _control_cache(self, control: Control, tokens: int) -> Any:
         """A cache of ``tokens`` positions whose numbers are not those of the sender's ids."""
         if control is Control.OTHER:
@@ -313,10 +321,22 @@ class Case:
         return cache
 
     def _other_ids(self, tokens: int) -> tuple[int, ...]:
-        """The first ``tokens`` ids of other units' conversations, one behind the other."""
+        """The first ``tokens`` ids of other units' conversations, one behind the other.
+
+        Raises
+        ------
+        InputError
+            All units have this very conversation.
+        """
+        others = [one for one in self._others if one.messages != self.unit.messages]
+        if not others:
+            raise InputError(
+                "there is no other conversation to take a wrong cache from",
+                hint="audit at least two units whose senders read different things",
+            )
         ids: list[int] = []
         while len(ids) < tokens:
-            for other in self._others:
+            for other in others:
                 ids.extend(self.engine.chat.render(list(other.messages)).ids)
                 if len(ids) >= tokens:
                     break
@@ -369,22 +389,7 @@ def shared_tokens(prompts: Sequence[Prompt]) -> int:
     return min((common_prefix(first[:alike], other[:alike]) for other in rest), default=alike)
 
 
-def put_into_its_mouth(engine: Any, turn: Turn, ids: Sequence[int]) -> tuple[Turn, float]:
-    """The turn as if its agent had sampled ``ids``, one by one; and the seconds that it took.
-
-    They are fed behind the prompt; the last one is left pending.
-    """
-    talk, prompt = turn.conversation, turn.tokens - len(turn.ids)
-    start = time.perf_counter()
-    for token in ids[:-1]:
-        engine.forward(talk.cache, (token,))
-    seconds = time.perf_counter() - start
-    talk.ids[prompt:] = list(ids)
-    talk.spans[:] = [
-        *clip(talk.spans, prompt),
-        *engine.chat.answer_spans(tuple(ids), first=prompt, inside_reasoning=False),
-    ]
-    said = engine.chat.text_of([i for i in ids if i not in engine.chat.stop_ids])
-    talk.messages[-1] = {"role": "assistant", "content": said}
-    turn = replace(turn, ids=tuple(ids), text=said, tokens=len(talk.ids), cached=talk.cache.length)
-    return turn, seconds
+def settle(engine: Any) -> None:
+    """Let what was asked of an accelerator be done before a clock is read."""
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)

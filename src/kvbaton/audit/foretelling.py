@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from kvbaton.audit.launch import require_own_shape
 from kvbaton.audit.plan import Plan
 from kvbaton.audit.statistics.power import power_for, units_needed
 from kvbaton.audit.tasks.built_in import BUILT_IN
@@ -74,10 +75,8 @@ def foretold(plan: Plan) -> JSON:
 
 def _questions(plan: Plan) -> int:
     """Questions of a unit."""
-    if plan.questions:
-        return plan.questions
     if plan.tasks in BUILT_IN:
-        return BUILT_IN[plan.tasks].questions
+        return plan.questions or BUILT_IN[plan.tasks].questions
     path = Path(plan.tasks)
     if not path.is_file():
         raise InputError(
@@ -85,5 +84,6 @@ def _questions(plan: Plan) -> int:
             at="$.tasks",
             hint=f"known: {', '.join(sorted(BUILT_IN))}",
         )
+    require_own_shape(plan)
     units = read_task_set(path).units
     return max(1, round(sum(len(unit.questions) for unit in units) / len(units)))

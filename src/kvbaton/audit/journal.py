@@ -23,10 +23,29 @@ PLAN, TASKS, TRIALS = "plan.json", "tasks.jsonl", "trials.jsonl"
 Key = tuple[str, ...]
 
 
+_SAME = {
+    "function": "another model, dtype or version",
+    "tasks.digest": "other tasks",
+    "environment.cpu": "another machine",
+    "environment.cores": "another machine",
+    "environment.device": "another device",
+    "environment.threads": "another number of threads",
+}
+"""What must not change between the sessions of one run."""
+
+
+def _at(header: Mapping[str, Any], path: str) -> Any:
+    value: Any = header
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 def key_of(record: Mapping[str, Any]) -> Key:
     """What a record is about; no two records of a run have the same."""
     return tuple(
-        str(record.get(name, "")) for name in ("kind", "unit", "treatment", "repeat", "tokens")
+        str(record.get(name, ""))
+        for name in ("kind", "unit", "treatment", "repeat", "tokens", "what")
     )
 
 
@@ -50,6 +69,7 @@ class Journal:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
+        self.header: JSON = {}
         self._by_key: dict[Key, JSON] = {}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,9 +112,21 @@ class Journal:
         return list(self._by_key.values())
 
     def tasks(self, make: Callable[[], TaskSet]) -> TaskSet:
-        """The task set that lies in the folder; made, and kept there, on the first run."""
+        """The task set that lies in the folder; made, and kept there, on the first run.
+
+        Raises
+        ------
+        InputError
+            It has fewer units than the plan wants.
+        """
         path = self.folder / TASKS
-        return read_task_set(path) if path.exists() else write_task_set(make(), path)
+        found = read_task_set(path) if path.exists() else write_task_set(make(), path)
+        if len(found.units) < self.plan.units:
+            raise InputError(
+                f"the task set has {len(found.units)} units, the plan wants {self.plan.units}",
+                at=str(path),
+            )
+        return found
 
     def begin(self, header: JSON) -> None:
         """Read what is there, or write the first line.
@@ -113,22 +145,30 @@ class Journal:
         """
         path = self.folder / TRIALS
         if not path.exists():
-            self._write(TRIALS, json.dumps({"format": FORMAT} | header) + "\n")
+            self.header = {"format": FORMAT} | header
+            self._write(TRIALS, json.dumps(self.header) + "\n")
             return
         first, records = read_trials(path)
+        records = [record for record in records if record.get("kind") != "failed"]  # tried again
         self._by_key = {key_of(record): record for record in records}
-        if first.get("function") != header["function"]:
-            raise InputError(
-                "the folder holds trials of another model, dtype or version",
-                at=str(path),
-                hint="name another folder with --out",
-            )
+        self.header = first
+        for name, sentence in _SAME.items():
+            if _at(first, name) != _at(header, name):
+                raise InputError(
+                    f"the folder holds trials of {sentence}",
+                    at=str(path),
+                    hint="name another folder with --out",
+                )
         lines = [json.dumps(line) for line in (first, *records)]
         self._write(TRIALS, "\n".join(lines) + "\n")  # without a line that was cut off
 
     def find(self, **wanted: object) -> JSON | None:
         """The record of a kind, unit ..., or None."""
         return self._by_key.get(key_of(wanted))
+
+    def knows(self, record: JSON) -> bool:
+        """Whether there is a record about the same."""
+        return key_of(record) in self._by_key
 
     def keep(self, record: JSON) -> None:
         """Enter a record.

@@ -12,7 +12,6 @@ from kvbaton.audit.plan import Plan
 from kvbaton.audit.tasks.built_in import BUILT_IN, built_in_set
 from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.tasks.schema import TaskSet
-from kvbaton.bench.machine import environment
 from kvbaton.errors import InputError
 from kvbaton.policy.break_even import BreakEven, break_even
 from kvbaton.policy.profit import BreakEvenRecord, Host, profit_map
@@ -44,6 +43,7 @@ def tasks_for(plan: Plan, tokenizer: Any, *, made_for: str) -> TaskSet:
             at="$.tasks",
             hint=f"known: {', '.join(sorted(BUILT_IN))}",
         )
+    require_own_shape(plan)
     tasks = read_task_set(path)
     if len(tasks.units) < plan.units:
         raise InputError(
@@ -54,21 +54,34 @@ def tasks_for(plan: Plan, tokenizer: Any, *, made_for: str) -> TaskSet:
     return tasks
 
 
+def require_own_shape(plan: Plan) -> None:
+    """Refuse a number of questions or lengths for a file: they are what stands in it.
+
+    Raises
+    ------
+    InputError
+        The plan names one of them.
+    """
+    for name, value in (("questions", plan.questions), ("lengths", plan.lengths)):
+        if value:
+            raise InputError(f"a task file has its own {name}", at=f"$.{name}", hint="leave it out")
+
+
 def break_even_record(header: JSON, records: Sequence[JSON]) -> BreakEvenRecord | None:
     """Break-even lengths as the policy reads them; None where no lengths were measured."""
     found = ladders(records)
     if not found:
         return None
-    seed, host = int(header["seed"]), environment()
+    seed, host, pair = int(header["seed"]), header["environment"], str(header["pair"])
     routes: tuple[BreakEven, ...] = tuple(
         break_even(points, route=route, seed=seed) for route, points in found.items()
     )
     return BreakEvenRecord(
         function=str(header["function"]),
-        pair=str(header["pair"]),
+        pair=pair,
         dtype=str(header["dtype"]),
         host=Host(str(host["cpu"]), int(host["cores"])),
         created_s=int(time.time()),
         routes=routes,
-        profit=profit_map({("", route): points for route, points in found.items()}, seed=seed),
+        profit=profit_map({(pair, route): points for route, points in found.items()}, seed=seed),
     )

@@ -76,7 +76,7 @@ class Plan:
         expanded(self.treatments)
         for name, least in (
             ("units", 1), ("questions", 0), ("repeats", 1), ("fixed_tokens", 1),
-            ("ladder_repeats", 1),
+            ("ladder_repeats", 1), ("seed", 0),
         ):  # fmt: skip
             _require(getattr(self, name) >= least, name, f"is at least {least}")
         _require(all(n >= 1 for n in (*self.lengths, *self.ladder)), "lengths", "are at least 1")

@@ -7,8 +7,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from kvbaton.audit.case import Case, Equipment
 from kvbaton.audit.journal import Journal
@@ -31,7 +34,21 @@ LADDER_ROOM = 64
 EXCERPT = 50
 """Characters of what a sender read that a record may have, where the plan allows it."""
 
+COUNTED_UNITS = 6
+"""In the first so many units operations are counted: it slows every pass down."""
+
 Told = Callable[[str], None]
+_KINDS = ("floor", "quality", "timed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What is to be done once: its kind, treatment, repeat, and place in the order of its block."""
+
+    kind: str
+    name: str
+    repeat: int = 0
+    position: int = 0
 
 
 class Audit:
@@ -79,22 +96,25 @@ class Audit:
 
     # -- the whole ------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Do every trial that is not done yet.
+    def run(self) -> bool:
+        """Do every trial that is not done yet; whether there were any.
 
         Raises
         ------
-        KvbatonError
-            A unit's sender cannot read it, or a record cannot be kept.
+        InputError
+            The records are those of another run, or one cannot be kept.
         """
         self.journal.begin(self.header())
         lengths = self._ladder_lengths()
         self._progress.left = self._steps_left(lengths)
         if not self._progress.left:
-            return
-        with _frozen():
-            self._all(lengths)
-        self._account()
+            return False
+        try:
+            with _frozen():
+                self._all(lengths)
+        finally:
+            self._account()
+        return True
 
     def _all(self, lengths: Sequence[int]) -> None:
         self._progress.say("warming up")
@@ -135,7 +155,12 @@ class Audit:
                 }
                 for t in self.treatments
             },
-            "environment": environment() | {"versions": library_versions()},
+            "environment": environment()
+            | {
+                "versions": library_versions(),
+                "device": str(engine.device),
+                "threads": torch.get_num_threads(),
+            },
         }  # fmt: skip
 
     def _ladder_lengths(self) -> tuple[int, ...]:
@@ -166,58 +191,62 @@ class Audit:
 
     # -- a block --------------------------------------------------------------------------------
 
-    def _open_trials(self, unit: Unit) -> list[tuple[str, str, int]]:
-        """Kind, treatment and repeat of a unit's trials that are not done yet, in their order.
+    def _open_trials(self, unit: Unit) -> list[_Trial]:
+        """A unit's trials that are not done yet, in their order.
 
         Quality first: nothing of it is timed.  Then the timed ones, in an order of their own for
         every repeat.
         """
         names = [t.name for t in self.treatments]
-        wanted = [("floor", "T0", 0), *(("quality", name, 0) for name in names)]
+        wanted = [_Trial("floor", "T0"), *(_Trial("quality", name) for name in names)]
         dice = random.Random(f"{self.plan.seed} {unit.id}")
         for repeat in range(self.plan.repeats):
             dice.shuffle(names)
-            wanted += [("timed", name, repeat) for name in names]
-        return [one for one in wanted if not self._is_done(unit, *one)]
+            wanted += [_Trial("timed", name, repeat, place) for place, name in enumerate(names)]
+        return [one for one in wanted if not self._is_done(unit, one)]
 
-    def _is_done(self, unit: Unit, kind: str, name: str, repeat: int) -> bool:
-        find = self.journal.find
-        if find(kind="failed", unit=unit.id, treatment=name) is not None:
-            return True
-        extra: dict[str, Any] = {"repeat": repeat} if kind == "timed" else {}
-        return find(kind=kind, unit=unit.id, treatment=name, **extra) is not None
+    def _is_done(self, unit: Unit, trial: _Trial) -> bool:
+        extra: dict[str, Any] = {"repeat": trial.repeat} if trial.kind == "timed" else {}
+        found = self.journal.find(kind=trial.kind, unit=unit.id, treatment=trial.name, **extra)
+        return found is not None
 
     def _block(self, number: int, unit: Unit) -> None:
-        """All treatments of one unit."""
+        """All treatments of one unit; what fails is recorded, and the rest goes on."""
         todo = self._open_trials(unit)
         if not todo:
             return
         label = f"unit {number + 1} of {len(self.units)}"
         self._progress.say(f"{label}: its sender reads and speaks")
-        case = self._case(number, unit)
-        trials = Trials(case, fixed_tokens=self.plan.fixed_tokens, meter=self.meter)
         try:
-            impossible = self._send_all(case)
-            positions: dict[int, int] = {}
-            for kind, name, repeat in todo:
-                if name in impossible:
-                    self._progress.step(label)
-                    continue
-                place = positions.get(repeat, 0) if kind == "timed" else 0
-                positions[repeat] = place + 1 if kind == "timed" else 0
-                record = self._tried(trials, kind, self._by_name[name], repeat, place)
-                if record["kind"] == "failed":
-                    impossible.add(name)
-                self._done(record, f"{label}: {kind} {name}")
+            case = self._case(number, unit)
+        except KvbatonError as error:
+            for name in dict.fromkeys(trial.name for trial in todo):
+                self._failed(unit, name, "sender", error)
+            self._progress.skip(len(todo))
+            return
+        trials = Trials(
+            case,
+            fixed_tokens=self.plan.fixed_tokens,
+            meter=self.meter,
+            counted=number < COUNTED_UNITS,
+        )
+        try:
+            failed = {(name, kind) for name in self._send_all(case) for kind in _KINDS}
+            for trial in todo:
+                if (trial.name, trial.kind) in failed:
+                    self._progress.skip(1)
+                elif not self._tried(trials, trial, label):
+                    failed.add((trial.name, trial.kind))
         finally:
             case.close()
 
     def _case(self, number: int, unit: Unit) -> Case:
-        """The unit's case; with the words that its sender has said, where it has spoken before."""
-        known = self.journal.find(kind="unit", unit=unit.id)
-        others = (*self.units[number + 1 :], *self.units[:number]) or (unit,)
+        """The unit's case; as its sender has spoken before, where it has."""
+        others = (*self.units[number + 1 :], *self.units[:number])
         with self.meter.work():
-            return Case(self.equipment, unit, others, said=known["message_ids"] if known else None)
+            return Case(
+                self.equipment, unit, others, known=self.journal.find(kind="unit", unit=unit.id)
+            )
 
     def _send_all(self, case: Case) -> set[str]:
         """Hand off for every treatment, and note the unit; names of the impossible ones."""
@@ -228,7 +257,7 @@ class Audit:
                     made = case.sent(treatment)
             except KvbatonError as error:
                 impossible.add(treatment.name)
-                self._failed(case.unit, treatment, error)
+                self._failed(case.unit, treatment.name, "hand-off", error)
                 continue
             sent[treatment.name] = {
                 "seconds": made.seconds,
@@ -258,22 +287,33 @@ class Audit:
             "hand_off": sent,
         }
 
-    def _tried(
-        self, trials: Trials, kind: str, treatment: Treatment, repeat: int, position: int
-    ) -> JSON:
-        """The record of a trial; of its failure, where it cannot be done."""
+    def _tried(self, trials: Trials, trial: _Trial, label: str) -> bool:
+        """Do a trial and keep its record; False, and the failure is kept, where it cannot be."""
+        treatment = self._by_name[trial.name]
         try:
-            if kind == "timed":
-                return trials.timed(treatment, repeat, position)
-            if kind == "floor":
-                return trials.floor(treatment)
-            return trials.quality(treatment, self._by_name[treatment.reference])
+            if trial.kind == "timed":
+                record = trials.timed(treatment, trial.repeat, trial.position)
+            elif trial.kind == "floor":
+                record = trials.floor(treatment)
+            else:
+                record = trials.quality(treatment, self._by_name[treatment.reference])
         except KvbatonError as error:
-            return _failure(trials.case.unit, treatment, error)
+            self._failed(trials.case.unit, trial.name, trial.kind, error)
+            self._progress.skip(1)
+            return False
+        self._done(record, f"{label}: {trial.kind} {trial.name}")
+        return True
 
-    def _failed(self, unit: Unit, treatment: Treatment, error: KvbatonError) -> None:
-        record = _failure(unit, treatment, error)
-        if self.journal.find(**{k: record[k] for k in ("kind", "unit", "treatment")}) is None:
+    def _failed(self, unit: Unit, name: str, what: str, error: KvbatonError) -> None:
+        record = {
+            "kind": "failed",
+            "unit": unit.id,
+            "treatment": name,
+            "what": what,
+            "code": error.code,
+            "sentence": str(error),
+        }
+        if not self.journal.knows(record):
             self.journal.keep(record)
 
     # -- around the blocks ----------------------------------------------------------------------
@@ -284,7 +324,10 @@ class Audit:
             range(len(self.units)),
             key=lambda n: sum(len(str(m.get("content"))) for m in self.units[n].messages),
         )
-        case = self._case(number, self.units[number])
+        try:
+            case = self._case(number, self.units[number])
+        except KvbatonError:
+            return  # said when its block comes
         try:
             for treatment in self.treatments:
                 try:
@@ -296,24 +339,29 @@ class Audit:
             case.close()
 
     def _unprofiled(self, treatment: Treatment) -> bool:
-        find = self.journal.find
-        failed = find(kind="failed", unit=self.units[0].id, treatment=treatment.name)
-        return failed is None and find(kind="profile", treatment=treatment.name) is None
+        return self.journal.find(kind="profile", treatment=treatment.name) is None
 
     def _profiles(self) -> None:
         """One profiled take of each treatment, on the first unit."""
         todo = [treatment for treatment in self.treatments if self._unprofiled(treatment)]
         if not todo:
             return
-        case, asked = self._case(0, self.units[0]), self.units[0].questions[0].text
+        asked = self.units[0].questions[0].text
         cuda = self.engine.device.type == "cuda"
         try:
+            case = self._case(0, self.units[0])
+        except KvbatonError:
+            self._progress.skip(len(todo))
+            return  # said in its block
+        try:
             for treatment in todo:
-                with self.meter.work():
+                try:
                     case.sent(treatment)  # what making it takes is not the receiver's
-                    found = profiled(
-                        partial(case.take, treatment, asked, max_new_tokens=1), cuda=cuda
-                    )
+                    take = partial(case.take, treatment, asked, max_new_tokens=1)
+                    found = profiled(take, cuda=cuda)
+                except KvbatonError:
+                    self._progress.skip(1)
+                    continue  # said in its block
                 record = {"kind": "profile", "treatment": treatment.name} | found
                 self._done(record, f"profile of {treatment.name}")
         finally:
@@ -331,16 +379,6 @@ class Audit:
                 "overhead_share": self.meter.overhead_share,
             }
         )
-
-
-def _failure(unit: Unit, treatment: Treatment, error: KvbatonError) -> JSON:
-    return {
-        "kind": "failed",
-        "unit": unit.id,
-        "treatment": treatment.name,
-        "code": error.code,
-        "sentence": str(error),
-    }
 
 
 @contextmanager
@@ -361,7 +399,12 @@ class _Progress:
         self._told, self.left, self._done, self._start = told, 0, 0, time.monotonic()
 
     def say(self, label: str) -> None:
+        """Tell what is under way."""
         self._told(label)
+
+    def skip(self, trials: int) -> None:
+        """So many trials cannot be done."""
+        self.left = max(0, self.left - trials)
 
     def step(self, label: str) -> None:
         """One trial is done."""

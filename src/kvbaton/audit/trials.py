@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvbaton.audit.case import Case, shared_tokens
+from kvbaton.audit.case import Case, settle, shared_tokens
 from kvbaton.audit.flops import counted_flops
 from kvbaton.audit.load import Load, Meter
 from kvbaton.audit.scoring import scorer
@@ -27,6 +27,8 @@ FORCED_TOKENS = 32
 FLOOR_CHUNK_TOKENS = 256
 """The noise floor is that of a prefill in chunks of so many tokens, or of a quarter of it."""
 
+_REPEATED = 4
+"""An answer that begins with so many characters of what opens it repeats them."""
 _AT_ONCE = 16
 """Positions whose distributions are in memory in float64 at once."""
 
@@ -66,11 +68,15 @@ class Trials:
         For which answers are timed.
     meter
         Counts the seconds of the work itself.
+    counted
+        Count floating point operations; it slows every pass of the quality trials down.
     """
 
-    def __init__(self, case: Case, *, fixed_tokens: int, meter: Meter) -> None:
+    def __init__(
+        self, case: Case, *, fixed_tokens: int, meter: Meter, counted: bool = True
+    ) -> None:
         self.case, self.engine, self.fixed_tokens = case, case.engine, fixed_tokens
-        self._meter = meter
+        self._meter, self._counted = meter, counted
         self._references: dict[str, Reference] = {}
 
     # -- timed ----------------------------------------------------------------------------------
@@ -86,13 +92,13 @@ class Trials:
         case, questions = self.case, self.case.unit.questions
         sent = case.sent(treatment)
         asked = questions[repeat % len(questions)]
-        self._wait()
+        settle(self.engine)
         load = Load()
         with self._meter.work():
             turn = case.take(
                 treatment, asked.text, max_new_tokens=self.fixed_tokens, ignore_eos=True
             )
-            self._wait()
+            settle(self.engine)
         receipt = turn.receipt
         fixed_s = receipt.seconds["total"]
         return {
@@ -123,10 +129,6 @@ class Trials:
             return sender["prefill_s"] + hand_off_s
         moved_s = self.case.tokenize_s if treatment.reference == name else hand_off_s
         return sender["prefill_s"] + sender["decode_s"] + moved_s
-
-    def _wait(self) -> None:
-        if self.engine.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.device)
 
     # -- quality --------------------------------------------------------------------------------
 
@@ -203,12 +205,15 @@ class Trials:
             "positions": positions,
         }
 
-    def _measured(self, treatment: Treatment) -> tuple[Behind, int, int | None]:
+    def _measured(self, treatment: Treatment) -> tuple[Behind, int | None, int | None]:
         """A cache to ask behind, with the operations and the memory that it took."""
-        kept: list[tuple[Behind, int]] = []
+        kept: list[tuple[Behind, int | None]] = []
 
         def work() -> None:
-            kept.append(counted_flops(lambda: self._behind(treatment)))
+            if self._counted:
+                kept.append(counted_flops(lambda: self._behind(treatment)))
+            else:
+                kept.append((self._behind(treatment), None))
 
         peak_bytes = peak_extra_bytes(work, self.engine.device)
         behind, flops = kept[0]
@@ -240,16 +245,14 @@ class Trials:
         said: Sequence[Sequence[int]] = [()] * len(questions)
         if not all(question.answers for question in questions):
             said = greedy_answers(self.engine, behind.cache, behind.asked, new_tokens=FORCED_TOKENS)
+        nothing = (min(self.engine.chat.stop_ids),)
         return tuple(
-            (tuple(ids) or self._right(question))[:FORCED_TOKENS]
+            ((self._right(question) if question.answers else tuple(ids)) or nothing)[:FORCED_TOKENS]
             for question, ids in zip(questions, said, strict=True)
         )
 
     def _right(self, question: Question) -> tuple[int, ...]:
-        if not question.answers:
-            return (min(self.engine.chat.stop_ids),)  # it says nothing at all
-        space = " " if question.opening and not question.opening.endswith((" ", "\n")) else ""
-        return self._encode(space + question.answers[0])
+        return self._encode(going_on(question.opening, question.answers[0]))
 
     def _forced(self, behind: Behind, forced: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """Logits at the positions that predict each token of the answers."""
@@ -274,6 +277,21 @@ class Trials:
         if not text:
             return ()
         return tuple(self.engine.tokenizer.encode(text, add_special_tokens=False))
+
+
+def going_on(opening: str, answer: str) -> str:
+    """An answer as it goes on behind the words that open it.
+
+    What the opening has said already is left out; a space comes between words.
+    """
+    said = next(
+        (n for n in range(min(len(opening), len(answer)), 0, -1) if opening.endswith(answer[:n])), 0
+    )
+    if said >= _REPEATED:
+        return answer[said:]
+    last = opening[-1:]
+    words = last.isascii() and (last.isalnum() or last in tuple(".:;!?)"))
+    return f" {answer}" if words else answer
 
 
 def compared(mine: torch.Tensor, theirs: torch.Tensor) -> JSON:

@@ -209,7 +209,7 @@ def audit_report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where to write; by default the first run's."),
+        typer.Option("--out", metavar="FOLDER", help="Where to write; by default the run's own."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -218,6 +218,10 @@ def audit_report(
     A run that is not finished yet is analysed as far as it is.
     """
     _require_libraries()
+    if len(runs) > 1 and out is None:
+        raise InputError(
+            "several runs need a folder of their own to report to", hint="--out FOLDER"
+        )
     _report(Output(as_json), runs, out or runs[0])
 
 
@@ -331,14 +335,13 @@ def _run(output: Output, plan: Plan, folder: Path) -> None:
     from kvbaton.policy.profit import store_break_even
 
     engine = load_engine(output, plan.model, dtype=plan.dtype)
-    journal = Journal(folder, plan)
-    tasks = journal.tasks(lambda: tasks_for(plan, engine.tokenizer, made_for=engine.name))
     equipment = _equipment(output, plan, engine)
+    journal = Journal(folder, plan)
     with journal.alone():
+        tasks = journal.tasks(lambda: tasks_for(plan, engine.tokenizer, made_for=engine.name))
         with output.progress("audit") as step:
-            audit = Audit(plan, tasks, equipment, journal, told=step.say)
-            audit.run()
-        record = break_even_record(audit.header(), journal.records)
+            ran = Audit(plan, tasks, equipment, journal, told=step.say).run()
+        record = break_even_record(journal.header, journal.records) if ran else None
     if record is not None:
         store_break_even(record, settings.from_environment().data_dir)
 

@@ -89,7 +89,9 @@ def forced_logits(
     start = _require_askable(engine, cache, several, 0)
     if any(not 1 <= count <= len(ids) for ids, count in zip(several, positions, strict=True)):
         raise EmptyInput("there are fewer ids than positions to look at")
-    alike = max(0, min(_alike(several), *(len(i) - c for i, c in zip(several, positions, strict=True))))
+    alike = max(
+        0, min(_alike(several), *(len(i) - c for i, c in zip(several, positions, strict=True)))
+    )
     try:
         logits = _SideBySide(engine, cache, start).feed(several, alike=alike, last=positions)
     finally:

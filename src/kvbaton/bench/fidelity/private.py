@@ -17,8 +17,9 @@ from kvbaton.backing import Source
 from kvbaton.bench.fidelity.answers import greedy_answers
 from kvbaton.bench.fidelity.session import Row, Session, Task
 from kvbaton.bench.fidelity.splice import DEADLINE_S, UnshiftedRelay, hang
+from kvbaton.bench.given import given_ids, put_into_its_mouth
 from kvbaton.bench.questions import FACTS, Document, Fact, make_document, own_system_prompt
-from kvbaton.conversation import Turn, clip
+from kvbaton.conversation import Turn
 from kvbaton.errors import BatonRefused
 from kvbaton.joining import own_beginning
 from kvbaton.prompts import SlicePrompt
@@ -267,20 +268,8 @@ def summed_up(agent: Agent, document: Document) -> Turn:
     The summary is ours: its tokens are fed behind the prompt instead of sampled ones, and the one
     that ends the turn is left pending.
     """
-    turn, engine = agent.run(document.prompt, max_new_tokens=1), agent.engine
-    talk, prompt = turn.conversation, turn.tokens - len(turn.ids)
-    said = engine.tokenizer.encode(document.summary, add_special_tokens=False)
-    engine.forward(talk.cache, said)
-    closing = engine.chat.close([*talk.ids[:prompt], *said]) or engine.chat.stop_ids
-    ids = (*said, closing[0])
-    talk.ids[prompt:] = ids
-    talk.spans[:] = [
-        *clip(talk.spans, prompt),
-        *engine.chat.answer_spans(ids, first=prompt, inside_reasoning=False),
-    ]
-    return replace(
-        turn, ids=ids, text=document.summary, tokens=len(talk.ids), cached=talk.cache.length
-    )
+    turn = agent.run(document.prompt, max_new_tokens=1)
+    return put_into_its_mouth(agent.engine, turn, given_ids(agent.engine, turn, document.summary))
 
 
 # --- tasks and rows ----------------------------------------------------------------------------

@@ -1,16 +1,28 @@
 """Runs the code of an answer with its tests in a process of its own, under limits.
 
-The process is a new interpreter without site packages, environment or inherited descriptors, in an
-empty folder, in a session of its own that is killed when the time is over.  Before it runs the
-code it takes from itself (``sandbox_child.py``):
+Two processes are started, new interpreters without site packages, environment or inherited
+descriptors, in an empty folder, in a session of their own that is killed when the time is over.
+The first (``sandbox_guard.py``) takes from itself, and so from the second:
 
 - time of the processor, memory, and the writing of files (``setrlimit``);
 - new processes and threads (``setrlimit``, which does not bind root: a process of root first
   becomes nobody, where nobody may read the standard library);
 - the network, where the kernel lets it leave its namespace; processes that it started in spite of
-  all are then killed with it, and otherwise those of its session and of its folder;
-- by an audit hook of the interpreter: opening files for writing, removing and renaming them,
-  sockets, processes, threads, signals, and calls into C libraries.
+  all are then killed with it, and otherwise those of its session and of its folder.
+
+The second (``sandbox_child.py``) runs the code, and refuses by an audit hook of the interpreter:
+opening files for writing, removing and renaming them, sockets, processes, threads, signals, calls
+into C libraries, tracing, and the search for objects and memory.
+
+The tests have passed only if the second process then says a random word that the first one chose.
+The code finds that word in no module and no frame, so ending the process, by whatever status, is
+no pass.  What remains:
+
+- The code and its tests share an interpreter.  Code can be written for the tests instead of the
+  question: a result that is equal to everything passes ``assert f(1) == 2``, and so does a
+  function of the standard library that the code replaced and the tests rely on.  Tests that check
+  types first are harder to please.
+- Code that breaks the interpreter's memory can find the word.
 
 This is a limit on resources and on accidents.  It is no security boundary: the code can read what
 its user can read, and a fault of the kernel or of the interpreter is a way out.  Run code that you
@@ -21,7 +33,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -34,6 +45,7 @@ import psutil
 
 from kvbaton.errors import InputError
 
+_GUARD = Path(__file__).with_name("sandbox_guard.py")
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _NOTE_CHARACTERS = 200
 _SWEEPS = 20
@@ -95,12 +107,11 @@ def run_tests(code: str, tests: str, *, limits: Limits | None = None) -> Outcome
     if os.name != "posix":
         raise InputError("code is only run where processes can be limited: on Linux or macOS")
     limits = limits or Limits()
-    token = secrets.token_hex(16)
-    job = {"code": code, "tests": tests, "token": token, **asdict(limits)}
+    job = {"code": code, "tests": tests, **asdict(limits)}
     with tempfile.TemporaryDirectory(prefix="kvbaton-code-") as folder:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_CHILD)],
+                [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_GUARD), str(_CHILD)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -116,7 +127,7 @@ def run_tests(code: str, tests: str, *, limits: Limits | None = None) -> Outcome
                 passed=False, note=f"stopped after {limits.wall_s:g} s", missing=_UNKNOWN
             )
         else:
-            found = _outcome(said[: limits.answer_bytes], token, process.returncode)
+            found = _outcome(said, process.returncode)
         if _STRAYS in found.missing:
             _sweep(folder)
     return found
@@ -151,12 +162,11 @@ def _listen(process: subprocess.Popen[bytes], job: bytes, wall_s: float) -> byte
         process.communicate()
 
 
-def _outcome(said: bytes, token: str, status: int) -> Outcome:
+def _outcome(said: bytes, status: int) -> Outcome:
     try:
         told = json.loads(said)
-        passed, missing = told["token"] == token and not told["error"], tuple(told["missing"])
-        return Outcome(passed, str(told["error"])[:_NOTE_CHARACTERS], missing)
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return Outcome(
-            passed=False, note=f"the code ended the process before its tests (status {status})"
+            passed=False, note=f"the limits ended it (status {status})", missing=_UNKNOWN
         )
+    return Outcome(told["passed"], told["note"][:_NOTE_CHARACTERS], tuple(told["missing"]))

@@ -119,9 +119,10 @@ for one in found:
             words.add(text[start:start + 32])
 """
 FORGE = """
+word = words.pop() if words else b'a guess'
 for number in range(3, 9):
-    try: os.write(number, words.pop())
-    except (OSError, KeyError): pass
+    try: os.write(number, word)
+    except OSError: pass
 os._exit(0)
 """
 ENDS = {

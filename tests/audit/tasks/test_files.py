@@ -1,5 +1,6 @@
 """Files of task sets: read back as written; what is wrong is named by line and field."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,40 @@ def test_unreadable(tmp_path, place):
     """What is no file is refused."""
     with pytest.raises(InputError, match="cannot be read"):
         read_task_set(tmp_path / place)
+
+
+def test_written_whole(tmp_path, monkeypatch):
+    """A set that cannot be written to its end leaves the old file, and nothing beside it."""
+    good = read_task_set(written(tmp_path, UNIT))
+    place = tmp_path / "sets" / "tasks.jsonl"
+    place.parent.mkdir()
+    first = write_task_set(good, place)
+    before = place.read_bytes()
+
+    def full(_: int) -> None:
+        assert [one.stat().st_mode & 0o777 for one in place.parent.iterdir()] == [0o600, 0o600]
+        assert place.read_bytes() == before
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", full)
+        with pytest.raises(InputError, match="cannot be written: no space left"):
+            write_task_set(replace(good, name="other"), place)
+    assert place.read_bytes() == before
+    assert list(place.parent.iterdir()) == [place]
+    assert read_task_set(place) == first
+    assert write_task_set(replace(good, name="other"), place).digest != first.digest
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_written_where_a_folder_is(tmp_path):
+    """A folder in the file's place is refused, and nothing is left beside it."""
+    good = read_task_set(written(tmp_path, UNIT))
+    (tmp_path / "sets" / "tasks.jsonl").mkdir(parents=True)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_task_set(good, tmp_path / "sets" / "tasks.jsonl")
+    assert [one.name for one in (tmp_path / "sets").iterdir()] == ["tasks.jsonl"]
 
 
 def test_unwritable(tmp_path):

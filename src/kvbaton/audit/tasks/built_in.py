@@ -65,13 +65,15 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
             "facts:private_facts_zh", "Codes of invented people between Chinese sentences."
         ),
         "private-tables": _family(
-            "tables:private_tables", "Rows of an order list between paragraphs of a manual."
+            "tables:private_tables",
+            "A list of customers and their order numbers between paragraphs of a manual.",
         ),
         "code-symbols": _family(
             "symbols:code_symbols", "Constants, functions and defaults between real functions."
         ),
         "instructions": _family(
-            "rules:instructions", "Replies that only the sender was told to give, topic by topic."
+            "rules:instructions",
+            "Numbers that only the sender was told to reply with, one for each topic.",
         ),
         "multi-turn": _family(
             "turns:multi_turn", "Facts of the first of several turns, asked after the last."

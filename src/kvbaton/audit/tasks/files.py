@@ -53,6 +53,9 @@ digest is that of the file's bytes as they are.
 from __future__ import annotations
 
 import json
+import os
+import secrets
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,7 +119,9 @@ def digest_of(tasks: TaskSet) -> str:
 
 
 def write_task_set(tasks: TaskSet, path: Path | str) -> TaskSet:
-    """Write a set and return it with its digest.
+    """Write a set, readable by its owner only, and return it with its digest.
+
+    The file is there whole, or as it was before.
 
     Raises
     ------
@@ -124,9 +129,17 @@ def write_task_set(tasks: TaskSet, path: Path | str) -> TaskSet:
         The file cannot be written, or something in the set cannot.
     """
     written, path = task_set_bytes(tasks), Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.write_bytes(written)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(written)
+            file.flush()
+            os.fsync(descriptor)
+        partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         reason = error.strerror or error
         raise InputError(f"the task set cannot be written: {reason}", at=str(path)) from error
     return replace(tasks, digest=blake3(written).hexdigest())

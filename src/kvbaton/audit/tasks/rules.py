@@ -1,4 +1,4 @@
-"""Private instructions: numbers that the sender was told to give."""
+"""Private instructions: a number of four digits as the right reply to each topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_TOKENS = 8
 
 
 def instructions(wanted: Wanted) -> Unit:
-    """A number for each topic, to be given whenever a guest asks about it."""
+    """A number for each topic, to be given as the reply whenever a guest asks about it."""
     topics = wanted.dice.sample(_TOPICS, wanted.questions)
     codes = wanted.values.codes(wanted.questions)
     told = [

@@ -1,4 +1,4 @@
-"""Private tables between paragraphs of a manual: orders with a row per customer."""
+"""A private order list between paragraphs of a manual: a customer and a number in each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANSWER_TOKENS = 8
 
 
 def private_tables(wanted: Wanted) -> Unit:
-    """Customers and order numbers, separated by commas; asked row by row."""
+    """One list with two columns, customers and order numbers; asked for the numbers, row by row."""
     rows = max(wanted.questions, _ROWS)
     people = some_people(wanted.dice, rows)
     codes = wanted.values.codes(rows)

@@ -69,6 +69,13 @@ ROWS: dict[str, tuple[Any, ...]] = {
     "T5-shuffled": ("shuffled", "control", "T0", 0.12, 0.55, -91.0, [-95, -86], 5.1, 0.66, 4.3e7),
 }
 
+MANY = (
+    "T0", "T1", "T2", "T3", "T3:near-lossless", "T3:compact", "T3:tiny", "T3:one-bit-residual",
+    "S:prompt", "S:prompt+repair", "S:generated", "S:generated+repair", "S:all", "S:all+repair",
+    "Z", "T4", "T5", "T5-shuffled",
+)  # fmt: skip
+"""Names of a long audit: 14 candidates, with a reference and controls."""
+
 QUALITY = {"T3:tiny": "harmful", "S:all": "undecided"}
 
 
@@ -152,11 +159,13 @@ def sample_result(**changes: Any) -> JSON:
         "flip_examples": _flips(),
         "failed": [
             {
-                "kind": "failed",
-                "unit": "",
+                "pair": "smollm2-135m/BF16",
                 "treatment": "T3:tiny-2bit",
+                "what": "hand-off",
                 "code": "not-calibrated",
                 "sentence": "the profile `tiny-2bit` was not calibrated on this model",
+                "count": 40,
+                "unit": "u001",
             }
         ],
         "warnings": ["The machine was busy during 3 trials; they are in the stratum of high load."],
@@ -185,6 +194,21 @@ def _around(ratio: float, share: float) -> list[float]:
 
 def _ratio(tokens: int, even: float) -> float:
     return float(0.06 + 0.94 * (even / tokens) ** 0.8)
+
+
+def many_result() -> JSON:
+    """An audit of many treatments, whose bytes, ratios and answers lie close together."""
+    result = sample_result()
+    rows = {name: ROWS.get(name, ROWS["S:all"]) for name in MANY}
+    result["treatments"] = {name: _treatment(name, *row) for name, row in rows.items()}
+    for index, name in enumerate(MANY[1:15]):
+        one = result["treatments"][name]
+        one.update(bytes_moved=4e7 * 1.04**index, kl_multiple=1.1 + 0.05 * index)
+    result["samples"] = {name: _samples(0.82 * (row[3] or 1.0)) for name, row in rows.items()}
+    result["attribution"] = dict.fromkeys(MANY[1:15], result["attribution"]["T3"])
+    even = result["break_even"]["T3"]
+    result["break_even"] = dict.fromkeys(MANY[1:15], even)
+    return result
 
 
 def _percentiles(ratio: float) -> JSON:

@@ -159,3 +159,12 @@ def test_the_terminal_gets_the_sentence_and_a_row_per_treatment() -> None:
     strata = strata_table(result)
     assert strata.rows[0][:5] == ("length", "200-500", "T3", "undecided", "8")
     assert all(len(row) == len(strata.headings) for row in strata.rows)
+
+
+def test_controls_have_no_groups_in_the_terminal() -> None:
+    """A control's row says nothing of a group; rows of candidates and of unknown ones stay."""
+    result = sample_result()
+    [row, *_] = result["strata"]
+    names = ("T3", "T4", "T5", "T5-shuffled", "S:all", "unknown")
+    result["strata"] = [{**row, "treatment": name} for name in names]
+    assert [row[2] for row in strata_table(result).rows] == ["T3", "S:all", "unknown"]

@@ -197,6 +197,48 @@ def test_nothing_measured_is_said_in_words() -> None:
     assert re.findall(r"<h2[^>]*>([^<]+)</h2>", empty.source) == HEADINGS
 
 
+FAILURE = re.compile(r"What failed.*?</table>", re.DOTALL)
+
+
+def failures(*rows: JSON) -> list[list[str]]:
+    """Cells of the table of failures, row by row."""
+    found = FAILURE.search(page_of(sample_result(failed=list(rows))).source)
+    assert found is not None
+    return [
+        re.findall(r"<t[hd][^>]*>(?:<[^>]+>)*([^<]*)", row)
+        for row in re.findall(r"<tr>.*?</tr>", found.group(0), re.DOTALL)[1:]
+    ]
+
+
+@pytest.mark.parametrize("what", ["hand-off", "sender", "quality", "timed", "floor"])
+def test_a_failure_says_at_what_and_how_often(what: str) -> None:
+    """Its kind, its count and its first unit stand in the row."""
+    row = {"pair": "a/BF16", "treatment": "T3", "what": what, "code": "out-of-memory",
+           "sentence": "no room", "count": 12, "unit": "u004"}  # fmt: skip
+    assert failures(row) == [["T3", what, "12", "u004", "a/BF16", "out-of-memory", "no room"]]
+
+
+def test_a_failure_without_a_count_is_one() -> None:
+    """A record that does not say how often, or at what, is one failure with a dash."""
+    [row] = failures({"treatment": "T1", "code": "x", "sentence": "y"})
+    assert (row[0], row[2], row[-1]) == ("T1", "1", "y")
+
+
+def test_what_was_only_timed_is_said_in_words() -> None:
+    """Treatments without any answer are named; those with some, and the references, are not."""
+    result = sample_result()
+    for name in ("T0", "T2", "S:all"):
+        keys = [
+            key for key in result["treatments"][name]
+            if key.startswith(("accuracy", "score", "kl", "flips", "equivalence"))
+        ]  # fmt: skip
+        result["treatments"][name].update(dict.fromkeys(keys), quality_verdict="", flops=None)
+    result["treatments"]["T1"]["kl"] = None
+    text = page_of(result).text
+    assert "so nothing is known of their answers: T2, S:all." in text
+    assert "nothing is known of their answers" not in page_of(sample_result()).text
+
+
 HOSTILE = "<script>alert(1)</script>&\"'><img src=x onerror=alert(2)>"
 
 

@@ -14,7 +14,7 @@ from kvbaton.audit.report.numbers import (
     share_text,
 )
 from kvbaton.audit.report.reading import Fields
-from kvbaton.audit.report.section import Section, filled, present
+from kvbaton.audit.report.section import Section, filled, present, said
 from kvbaton.audit.report.tables import Cell, Table, cells, given, table, verdict_cell
 
 MOST_EXAMPLES = 60
@@ -42,6 +42,7 @@ def quality_section(result: Fields) -> Section:
         (
             "Divergence (KL) and flipped choices come first: a wrong cache can still answer many "
             f"questions right. The same prompt computed in pieces already differs. {against}",
+            *said(_unasked(result)),
         ),
         charts=present(bytes_chart(result)),
         tables=filled(_quality_table(result)),
@@ -120,6 +121,18 @@ def _quality_table(result: Fields) -> Table:
     return table("Quality by treatment", headings, rows)
 
 
+def _unasked(result: Fields) -> str:
+    """Which treatments were timed and not asked, in words."""
+    names = [
+        name
+        for name, one in compared(result)
+        if all(one.number(key) is None for key in ("accuracy", "kl", "flips"))
+    ]
+    if not names:
+        return ""
+    return f"Only timed, not asked, so nothing is known of their answers: {', '.join(names)}."
+
+
 def _discordant(one: Fields) -> Cell:
     lost, gained = (one.number("discordant", key) for key in ("lost", "gained"))
     if lost is None or gained is None:
@@ -144,4 +157,8 @@ def _cost_table(result: Fields) -> Table:
         "treatment", "bytes moved", "tokens computed", "tokens reused", "FLOPs run",
         "FLOPs against reference", "peak memory",
     )  # fmt: skip
-    return table("Work and memory by treatment, means", headings, rows)
+    return table(
+        "Work and memory by treatment: means over the units in which each was measured",
+        headings,
+        rows,
+    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from kvbaton.audit.report.numbers import DASH, count_text, duration_text, nats_text, share_text
 from kvbaton.audit.report.reading import Fields
 from kvbaton.audit.report.section import Section, filled, said
-from kvbaton.audit.report.tables import Cell, Table, cells, table
+from kvbaton.audit.report.tables import Cell, Table, cells, given, table
 from kvbaton.audit.report.verdict import margin_of
 
-_FAILED_COLUMNS = ("treatment", "unit", "code", "sentence")
 _SHOWN_TWICE = frozenset(
     {"digest", "format", "margin_points", "questions", "seed", "tasks", "treatments", "units"}
 )
@@ -18,8 +17,21 @@ def trouble_section(result: Fields) -> Section:
     """Treatments that were impossible, scorers that raised, and warnings."""
     failed = result.rows("failed")
     warnings = result.texts("warnings")
-    rows = (cells(*(row.text(key) or DASH for key in _FAILED_COLUMNS)) for row in failed)
-    headings = ("treatment", "unit", "code", "what happened")
+    rows = (
+        cells(
+            row.text("treatment") or DASH,
+            given(row.text("what") or DASH, "the records do not say at what"),
+            count_text(row.count("count") or 1),
+            given(row.text("unit") or DASH, "no unit of its own"),
+            given(row.text("pair") or DASH, "the records do not name the pair"),
+            row.text("code") or DASH,
+            row.text("sentence") or DASH,
+        )
+        for row in failed
+    )
+    headings = (
+        "treatment", "what failed", "times", "first unit", "model pair", "code", "what happened",
+    )  # fmt: skip
     nothing = "Every treatment was possible, and nothing failed." if not failed else ""
     return Section(
         "trouble",

@@ -37,7 +37,9 @@ def treatments_table(result: Mapping[str, object]) -> Table:
 
 
 def strata_table(result: Mapping[str, object]) -> Table:
-    """A row per treatment and group of units."""
+    """A row per treatment and group of units; controls decide nothing, and are left out."""
+    fields = Fields(result)
+    controls = {n for n, one in fields.items("treatments") if one.text("role") == "control"}
     rows = tuple(
         (
             row.text("by"),
@@ -53,7 +55,8 @@ def strata_table(result: Mapping[str, object]) -> Table:
             ),
             count_text(row.number("units_needed")),
         )
-        for row in Fields(result).rows("strata")
+        for row in fields.rows("strata")
+        if row.text("treatment") not in controls
     )
     headings = (
         "by", "group", "treatment", "verdict", "units", "first token", "right", "points",

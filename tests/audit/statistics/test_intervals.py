@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbaton.audit.statistics.intervals import mean_interval, ratio_interval, student_interval
+from kvbaton.audit.statistics.intervals import mean_interval, student_interval
 from kvbaton.audit.statistics.sizes import (
     cliffs_delta,
     cohen_h,
@@ -51,12 +51,6 @@ def test_the_interval_moves_and_stretches_with_the_data() -> None:
     sample = np.random.default_rng(2).gamma(2, 1, 25)
     one, two = mean_interval(sample), mean_interval(2 * sample + 3)
     assert two.interval == pytest.approx([2 * end + 3 for end in one.interval or []])
-
-
-def test_a_ratio_is_the_geometric_mean_of_the_units() -> None:
-    """Units that take half and a third as long give the root of a sixth."""
-    found = ratio_interval([1.0, 1.0], [2.0, 3.0])
-    assert found.value == pytest.approx(math.sqrt(1 / 6))
 
 
 @pytest.mark.parametrize(

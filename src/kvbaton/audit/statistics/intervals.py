@@ -18,7 +18,6 @@ from kvbaton.audit.statistics.values import (
     Estimate,
     Sample,
     finite,
-    finite_pairs,
     is_constant,
     quiet,
 )
@@ -66,33 +65,6 @@ def student_interval(sample: Sample, *, level: float = 0.95) -> Estimate:
         return Estimate(mean, why="all units have the same value, so its spread is not known")
     half = float(stats.t.ppf((1 + level) / 2, numbers.size - 1)) * error
     return Estimate(mean, mean - half, mean + half, "t")
-
-
-def ratio_interval(
-    treated_s: Sample,
-    reference_s: Sample,
-    *,
-    level: float = 0.95,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Estimate:
-    """Geometric mean of the units' ratios, treatment over reference, with its interval.
-
-    Parameters
-    ----------
-    treated_s, reference_s
-        ``[units]``, paired; pairs with a number that is not positive are left out.
-    """
-    logs = log_ratios(treated_s, reference_s)
-    return mean_interval(logs, level=level, seed=seed, resamples=resamples).exponential()
-
-
-def log_ratios(treated: Sample, reference: Sample) -> np.ndarray:
-    """Natural logarithms of the ratios of pairs of positive numbers."""
-    one, two = finite_pairs(treated, reference)
-    positive = (one > 0) & (two > 0)
-    logs: np.ndarray = np.log(one[positive]) - np.log(two[positive])
-    return logs
 
 
 def require_level(level: float) -> None:

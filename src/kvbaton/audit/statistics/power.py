@@ -84,11 +84,6 @@ class Power:
     bound_points: float
     bound_units_only_points: float
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether the margin is shown with a chance of 80%."""
-        return self.power >= AIM
-
 
 def power_for(
     units: int,

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvbaton.errors import InputError
-
 Sample = Sequence[float] | np.ndarray
 """Numbers, one per unit or trial."""
 
@@ -94,21 +92,6 @@ def finite(sample: Iterable[float | None]) -> np.ndarray:
     """The finite numbers of a sample, float64 ``[n]``; finite is what is at most 1e100."""
     numbers = np.asarray([math.nan if x is None else x for x in sample], dtype=np.float64)
     return numbers[np.abs(numbers) <= _LARGEST]
-
-
-def finite_pairs(first: Sample, second: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Two samples of one length, without the pairs that have a number that is not finite.
-
-    Raises
-    ------
-    InputError
-        They are not of one length.
-    """
-    one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if one.shape != two.shape:
-        raise InputError(f"paired samples differ in length: {one.size} and {two.size}")
-    both = (np.abs(one) <= _LARGEST) & (np.abs(two) <= _LARGEST)
-    return one[both], two[both]
 
 
 def is_constant(sample: np.ndarray) -> bool:

@@ -39,6 +39,17 @@ class ProfitMap:
 
     cells: tuple[ProfitCell, ...]
 
+    @classmethod
+    def of(cls, found: Mapping[tuple[str, str], BreakEven]) -> ProfitMap:
+        """From what was measured, by (stratum, route)."""
+        return cls(
+            tuple(
+                ProfitCell(stratum, route, point)
+                for (stratum, route), one in sorted(found.items())
+                for point in one.points
+            )
+        )
+
     def winner(self, stratum: str, tokens: int) -> str:
         """The fastest way at a measured length.
 
@@ -99,12 +110,9 @@ def profit_map(ladders: Mapping[tuple[str, str], Sequence[LadderPoint]], *, seed
     InputError
         As :func:`break_even` does.
     """
-    cells = [
-        ProfitCell(stratum, route, point)
-        for (stratum, route), ladder in sorted(ladders.items())
-        for point in break_even(ladder, route=route, seed=seed).points
-    ]
-    return ProfitMap(tuple(cells))
+    return ProfitMap.of(
+        {key: break_even(ladder, route=key[1], seed=seed) for key, ladder in ladders.items()}
+    )
 
 
 # --- where it is kept --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from kvbaton.audit.analysis.strata import groups_of
 
 def block(number: int, **about: object) -> Block:
     """A block of a unit about which this is known."""
-    return Block(f"u{number}", "pair", f"u{number}", dict(about))
+    return Block(f"u{number}", "pair", dict(about))
 
 
 def test_lengths_fall_into_thirds() -> None:

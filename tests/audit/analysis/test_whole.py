@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 from tests.audit.sample_records import Effect, Sample, a_a, records_of, run_of, write_run
@@ -24,11 +24,6 @@ TWO = {"T0": Effect(), "T3": Effect(0.12)}
 def result() -> AuditResult:
     """Of the default sample: 40 units of 5 questions, seven treatments."""
     return analyse([run_of(Sample())])
-
-
-def without(lines: list[Any], **fields: object) -> list[Any]:
-    """The lines without those that have all of these fields."""
-    return [x for x in lines if any(x.get(k) != v for k, v in fields.items())]
 
 
 def numbers_of(value: object) -> Iterator[float]:
@@ -153,18 +148,6 @@ def test_trials_of_another_plan_are_refused(tmp_path: Path) -> None:
         read_run(folder)
 
 
-def test_runs_that_do_not_belong_together_are_refused() -> None:
-    """None, two of the same pair, and two rules."""
-    run = run_of(replace(SMALL, effects=TWO))
-    with pytest.raises(InputError, match="no run"):
-        analyse([])
-    with pytest.raises(InputError, match="same pair"):
-        analyse([run, run])
-    other = replace(run, plan=run.plan | {"margin_points": 1.0})
-    with pytest.raises(InputError, match="margins"):
-        analyse([run, other])
-
-
 def test_two_pairs_are_strata_and_units_stay_units() -> None:
     """The same units on two pairs are not twice as many."""
     one = run_of(replace(SMALL, effects=TWO))
@@ -224,18 +207,6 @@ def test_constant_outcomes_give_a_result() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_what_failed_is_told() -> None:
-    """A treatment without a trial is undecided, and the failure is listed."""
-    run = run_of(replace(SMALL, effects=TWO))
-    kept = without(without(list(run.records), kind="timed", treatment="T3"),
-                   kind="quality", treatment="T3")  # fmt: skip
-    failed = {"kind": "failed", "unit": "u000", "treatment": "T3", "code": "x", "sentence": "No."}
-    found = analyse([replace(run, records=[*kept, failed])])
-    assert found["treatments"]["T3"]["verdict"] == "undecided"
-    assert found["failed"] == [failed]
-    assert any("could not be run" in warning for warning in found["warnings"])
-
-
 def test_numbers_that_are_not_finite_are_left_out() -> None:
     """A record with NaN or infinity for seconds changes nothing but its own trial."""
     run = run_of(replace(SMALL, effects=TWO))
@@ -282,6 +253,30 @@ def test_questions_that_fare_alike_widen_the_others() -> None:
     assert (row["icc"] or 0) > 0.7
     assert (row["equivalence_ci_points"] or [0])[0] < (own["equivalence_ci_points"] or [0])[0]
     assert any("more alike" in warning for warning in found["warnings"])
+    wide, narrow = widths(found), widths(alone)
+    assert len(wide) == 3
+    assert all(one > two for one, two in zip(wide, narrow, strict=True))
+
+
+def widths(found: AuditResult) -> list[float]:
+    """Of T3's intervals of accuracy in every kind of task."""
+    rows = [r for r in found["strata"] if (r["by"], r["treatment"]) == ("kind", "T3")]
+    ends = [r["accuracy_difference_ci_points"] or [0.0, 0.0] for r in rows]
+    return [high - low for low, high in ends]
+
+
+def test_content_is_judged_with_the_likeness_that_was_found() -> None:
+    """Where a wrong cache answers as well, questions that fare alike leave that open."""
+    effects = TWO | {"T4": Effect(0.12)}
+    alike = effects | {"T3:tiny": Effect(0.2, lost=0.4, same_unit=1.0)}
+    alone, found = (
+        analyse([run_of(replace(SMALL, units=30, effects=some))])["content"]
+        for some in (effects, alike)
+    )
+    assert (
+        (alone["points"], alone["verdict"]) == (found["points"], "not needed") == (0, "not needed")
+    )
+    assert found["verdict"] == "undecided"
 
 
 def test_zero_decode_is_timed_against_text_with_a_message() -> None:

@@ -137,5 +137,5 @@ def _blocks(nothing: Nothing, dice: np.random.Generator) -> list[Block]:
                     for q, (r, t) in enumerate(zip(right, turn, strict=True))
                 ]
             }
-        blocks.append(Block(f"u{unit:03d}", "pair", f"u{unit:03d}", {}, timed, quality))
+        blocks.append(Block(f"u{unit:03d}", "pair", {}, timed, quality))
     return blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,8 +22,8 @@ class Block:
 
     Parameters
     ----------
-    cluster
-        The unit, the same on all pairs: what was sampled.
+    unit
+        What was sampled; the same on all pairs.
     about
         Its ``unit`` record; empty where the run was killed before it.
     timed
@@ -34,9 +34,8 @@ class Block:
         Question -> its words.
     """
 
-    cluster: str
-    pair: str
     unit: str
+    pair: str
     about: JSON
     timed: Mapping[str, Sequence[JSON]] = field(default_factory=dict)
     quality: Mapping[str, JSON] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class Block:
     def answers(self, treatment: str) -> dict[str, JSON]:
         """Question -> answer under a treatment."""
         record = self.quality.get(treatment) or {}
-        return {str(answer["question"]): answer for answer in record.get("answers", ())}
+        return {str(answer["question"]): answer for answer in record.get("answers") or ()}
 
 
 def blocks_of(runs: Sequence[Run]) -> list[Block]:
@@ -69,17 +68,9 @@ def blocks_of(runs: Sequence[Run]) -> list[Block]:
             asked = {question: words for (of, question), words in run.asked.items() if of == unit}
             trials = {name: _in_order(some) for name, some in timed.get(unit, {}).items()}
             found.append(
-                Block(
-                    f"{run.task_key} {unit}",
-                    run.pair,
-                    unit,
-                    about.get(unit, {}),
-                    trials,
-                    quality.get(unit, {}),
-                    asked,
-                )
+                Block(unit, run.pair, about.get(unit, {}), trials, quality.get(unit, {}), asked)
             )
-    return sorted(found, key=lambda block: (block.pair, block.cluster))
+    return sorted(found, key=lambda block: (block.pair, block.unit))
 
 
 def as_treated(blocks: Iterable[Block], treatment: str) -> list[Block]:
@@ -90,9 +81,7 @@ def as_treated(blocks: Iterable[Block], treatment: str) -> list[Block]:
         timed[treatment] = [t for t in timed.get(treatment, ()) if t.get("route") == BATON]
         if (quality.get(treatment) or {}).get("route") != BATON:
             quality.pop(treatment, None)
-        kept.append(
-            Block(block.cluster, block.pair, block.unit, block.about, timed, quality, block.asked)
-        )
+        kept.append(replace(block, timed=timed, quality=quality))
     return kept
 
 
@@ -105,7 +94,7 @@ def unit_log_ratios(
         one, two = block.seconds(treatment, name), block.seconds(reference, name)
         if one.size and two.size:
             ratio = float(np.log(np.sort(one)).mean() - np.log(np.sort(two)).mean())
-            by_unit.setdefault(block.cluster, []).append(ratio)
+            by_unit.setdefault(block.unit, []).append(ratio)
     return {unit: float(np.mean(sorted(some))) for unit, some in sorted(by_unit.items())}
 
 
@@ -114,12 +103,13 @@ def turned(blocks: Iterable[Block], treatment: str, reference: str) -> Turned:
     counts: dict[str, list[int]] = {}
     for block in blocks:
         one, two = block.answers(treatment), block.answers(reference)
-        count = counts.setdefault(block.cluster, [0, 0, 0])
+        count = counts.setdefault(block.unit, [0, 0, 0])
         for question in one.keys() & two.keys():
-            now, was = bool(one[question]["right"]), bool(two[question]["right"])
-            count[0] += 1
-            count[1] += was and not now
-            count[2] += now and not was
+            now, was = is_right(one[question]), is_right(two[question])
+            if now is not None and was is not None:
+                count[0] += 1
+                count[1] += was > now
+                count[2] += now > was
     return Turned.of(UnitAnswers(*count) for count in counts.values())
 
 
@@ -135,16 +125,21 @@ def unit_mean(
     Parameters
     ----------
     among
-        Only questions that were asked under this treatment too.
+        Only questions of which the same is known under this treatment too.
     """
     by_unit: dict[str, list[float]] = {}
     for block in blocks:
-        known = block.answers(among) if among is not None else None
+        others = block.answers(treatment if among is None else among)
         for question, answer in sorted(block.answers(treatment).items()):
             number = number_in(value(answer))
-            if (known is None or question in known) and number is not None:
-                by_unit.setdefault(block.cluster, []).append(number)
+            if number is not None and value(others.get(question, {})) is not None:
+                by_unit.setdefault(block.unit, []).append(number)
     return mean_or_none([float(np.mean(some)) for _, some in sorted(by_unit.items())])
+
+
+def is_right(answer: JSON) -> float | None:
+    """1 for a right answer, 0 for a wrong one; None where it was not judged."""
+    return None if answer.get("right") is None else float(bool(answer["right"]))
 
 
 def mean_or_none(numbers: Iterable[float | None]) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvbaton.audit.analysis.blocks import Block, mean_or_none, number_in
+from kvbaton.audit.analysis.failures import failed_rows, failures_told
+from kvbaton.audit.analysis.order import order_told
 from kvbaton.audit.analysis.result import ContentVerdict, TreatmentResult
 from kvbaton.audit.analysis.runs import Compared, Run
 from kvbaton.audit.analysis.verdicts import Rule
@@ -31,9 +33,8 @@ def cautions(
         else:
             said += _treatment(name, result, rule)
     said += _loads(blocks, treatments)
-    failed = sorted({str(r["treatment"]) for run in runs for r in run.of_kind("failed")})
-    if failed:
-        said.append(f"These could not be run on every unit: {', '.join(failed)}.")
+    said += order_told(blocks)
+    said += failures_told(failed_rows(runs))
     if content is ContentVerdict.NOT_NEEDED:
         said.append(
             "A wrong cache of the same shape answers as well as the right one: these tasks cannot "
@@ -43,7 +44,7 @@ def cautions(
 
 
 def _size(runs: Sequence[Run], blocks: Sequence[Block], rule: Rule) -> list[str]:
-    units = len({block.cluster for block in blocks})
+    units = len({block.unit for block in blocks})
     asked = max((len(b.answers(name)) for b in blocks for name in b.quality), default=0)
     said = []
     for run in runs:

@@ -12,6 +12,7 @@ from kvbaton.audit.analysis.blocks import (
     BATON,
     Block,
     as_treated,
+    is_right,
     mean_or_none,
     number_in,
     turned,
@@ -138,6 +139,10 @@ def judged(effect: Effect, label: str, corrected: Corrected) -> Judged:
     speed = speed_verdict(effect.ratio, effect.rule, p_holm=corrected[label, "speed"])
     verdict, why = overall_verdict(quality, speed, effect.ratio)
     needed = _units_needed(effect, quality[0], speed[0]) if verdict is Verdict.UNDECIDED else None
+    if not effect.turned.units and effect.logs:
+        why += " So this is about speed alone."
+    if not effect.logs and effect.turned.units:
+        why += " So this is about answers alone."
     if verdict is Verdict.UNDECIDED and needed is not None:
         why += f" About {needed} units would decide."
     return Judged(quality[0], speed[0], verdict, why, needed)
@@ -188,7 +193,7 @@ def tests_json(found: Mapping[str, Finding], corrected: Mapping[str, float | Non
 def sizes_of(effect: Effect) -> EffectSize:
     """Effect sizes: of unit means of seconds, and of right answers."""
     name, base = effect.treatment.name, effect.treatment.reference
-    here = [b for b in effect.blocks if b.cluster in effect.logs]
+    here = [b for b in effect.blocks if b.unit in effect.logs]
     means = {
         one: [mean_or_none(block.seconds(one, "ttft_s")) for block in here] for one in (name, base)
     }
@@ -273,20 +278,15 @@ def bound_units_only(found: Turned, rule: Rule) -> float | None:
     return None if low is None else max(0.0, -100 * low)
 
 
-def is_right(answer: Mapping[str, object]) -> float:
-    """1 for a right answer."""
-    return float(bool(answer.get("right")))
-
-
 def _units_needed(effect: Effect, quality: QualityVerdict, speed: SpeedVerdict) -> int | None:
-    """Units that it takes to decide what is undecided, as far as that is known."""
+    """Units that it takes to decide all that is undecided; None where a part stays open."""
     wanted: list[int | None] = []
     if quality is QualityVerdict.UNDECIDED:
         wanted.append(_for_quality(effect))
     if speed is SpeedVerdict.UNDECIDED:
         wanted.append(_for_speed(effect))
     known = [number for number in wanted if number is not None]
-    return max(known, default=None)
+    return max(known, default=None) if len(known) == len(wanted) else None
 
 
 def _for_quality(effect: Effect) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbaton.audit.analysis.blocks import Block
+from kvbaton.audit.analysis.blocks import Block, is_right
 from kvbaton.audit.analysis.result import FlipExample
 from kvbaton.audit.analysis.runs import Compared
 
@@ -26,8 +26,8 @@ def _of(blocks: Sequence[Block], treatment: Compared) -> list[FlipExample]:
         one, two = block.answers(treatment.name), block.answers(treatment.reference)
         seen = 0
         for question in sorted(one.keys() & two.keys()):
-            now, was = bool(one[question]["right"]), bool(two[question]["right"])
-            if now == was:
+            now, was = is_right(one[question]), is_right(two[question])
+            if now is None or was is None or now == was:
                 continue
             words = block.asked.get(question)
             example = FlipExample(
@@ -39,6 +39,6 @@ def _of(blocks: Sequence[Block], treatment: Compared) -> list[FlipExample]:
                 reference_text=str(two[question].get("text", "")),
                 text=str(one[question].get("text", "")),
             )
-            ranked.append(((int(now), seen, block.cluster, question), example))
+            ranked.append(((int(now), seen, block.unit, question), example))
             seen += 1
     return [example for _, example in sorted(ranked, key=lambda pair: pair[0])]

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvbaton.audit.analysis.blocks import number_in
 from kvbaton.audit.analysis.result import BreakEven, BreakEvenPoint
 from kvbaton.audit.analysis.runs import Run
 from kvbaton.policy.break_even import BreakEven as Found
 from kvbaton.policy.break_even import LadderPoint, break_even
+from kvbaton.policy.profit import ProfitMap
 from kvbaton.types import JSON
 
 TEXT_ONLY = "T0"
 
 
-def break_evens(run: Run, *, seed: int) -> dict[str, BreakEven]:
-    """Treatment -> from which length on it is faster than text; empty without a ladder."""
-    return {name: _as_json(found) for name, found in measured_break_evens(run, seed=seed).items()}
+Measured = Mapping[str, Mapping[str, Found]]
+"""Pair -> treatment -> from which length on it is faster than text."""
 
 
-def measured_break_evens(run: Run, *, seed: int) -> dict[str, Found]:
-    """The same as the policy reads it."""
+def measured_break_evens(runs: Sequence[Run], *, seed: int) -> Measured:
+    """Of every pair; empty without a ladder."""
     return {
-        name: break_even(points, route=name, seed=seed)
-        for name, points in ladders(run.records).items()
+        run.pair: {
+            name: break_even(points, route=name, seed=seed)
+            for name, points in ladders(run.records).items()
+        }
+        for run in runs
     }
+
+
+def break_evens(measured: Measured) -> dict[str, BreakEven]:
+    """Those of the first pair by treatment; of several pairs, also by ``TREATMENT @ PAIR``."""
+    found: dict[str, BreakEven] = {}
+    for pair, by_treatment in measured.items():
+        for name, one in by_treatment.items():
+            row = _as_json(one)
+            found.setdefault(name, row)
+            if len(measured) > 1:
+                found[f"{name} @ {pair}"] = row
+    return found
+
+
+def profit_of(measured: Measured) -> ProfitMap:
+    """Which route pays at which length; each pair is a stratum, where there are several."""
+    return ProfitMap.of(
+        {
+            (pair if len(measured) > 1 else "", name): one
+            for pair, by_treatment in measured.items()
+            for name, one in by_treatment.items()
+        }
+    )
 
 
 def ladders(records: Iterable[JSON]) -> dict[str, list[LadderPoint]]:

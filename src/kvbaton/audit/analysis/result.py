@@ -162,6 +162,7 @@ class TreatmentResult(TypedDict):
     computed_tokens: float | None
     reused_tokens: float | None
     flops: float | None
+    """Mean over the units on which they were counted, under the reference too."""
     flops_ratio: float | None
     peak_bytes: float | None
     quality_verdict: str
@@ -220,7 +221,8 @@ class MixedModelResult(TypedDict):
 
     treatments: dict[str, MixedTreatment]
     groups: dict[str, float | None]
-    """Standard deviation of each random effect, on the log scale: ``unit``, ``pair``, ``rest``."""
+    """Standard deviation of each random effect, on the log scale: ``unit``, ``pair``, ``rest``, the
+    last of a mean over repeats."""
     converged: bool
     why: str
 
@@ -282,6 +284,21 @@ class FlipExample(TypedDict):
     text: str
 
 
+class FailedRow(TypedDict):
+    """Failures that differ in nothing but the unit and numbers in the sentence."""
+
+    pair: str
+    treatment: str
+    what: str
+    """``hand-off``, ``sender``, ``quality``, ``timed`` or ``floor``; empty if it is not known."""
+    code: str
+    sentence: str
+    """Of the first unit."""
+    count: int
+    unit: str
+    """The first one."""
+
+
 class AuditResult(TypedDict):
     """All of it."""
 
@@ -309,11 +326,16 @@ class AuditResult(TypedDict):
     break_even: dict[str, BreakEven]
     break_even_tokens: int | None
     """Of T3."""
+    profit: JSON
+    """Which route is fastest at which length: ``cells``, ``winners``; strata are pairs, where there
+    are several."""
     flip_examples: list[FlipExample]
-    failed: list[JSON]
+    failed: list[FailedRow]
     warnings: list[str]
     overhead_share: float | None
+    """Time beside the model's work, as a share of that work, over all sessions."""
     wall_s: float | None
+    """Of all sessions of all runs."""
     method: JSON
     """``intervals``, ``tests``, ``verdicts``: sentences; ``versions``: of the libraries."""
     samples: NotRequired[dict[str, list[float]]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbaton.audit.analysis.attribution import TEXT_ONLY
-from kvbaton.audit.analysis.blocks import Block, number_in, unit_mean
+from kvbaton.audit.analysis.blocks import Block, is_right, mean_or_none, number_in, unit_mean
 from kvbaton.audit.analysis.effects import (
     Effect,
     Judged,
@@ -16,7 +16,6 @@ from kvbaton.audit.analysis.effects import (
     corrected_together,
     effect_of,
     fallback_share,
-    is_right,
     judged,
     percentiles_of,
     quality_mean,
@@ -129,7 +128,7 @@ def _measured(blocks: Sequence[Block], treatment: Compared, floor: Floor) -> dic
         label=treatment.label,
         role=treatment.role,
         reference=None if treatment.is_reference else treatment.reference,
-        units=len({block.cluster for block in measured}),
+        units=len({block.unit for block in measured}),
         questions=sum(len(block.answers(name)) for block in blocks),
         timed=sum(len(block.timed.get(name, ())) for block in blocks),
         ttft_ratio=None,
@@ -197,6 +196,7 @@ def _compared(
     fixed = ratio_of(effect, "fixed_s", seed=seed)
     points, narrow = effect.quality.difference.scaled(100), effect.quality.narrow.scaled(100)
     reference = unit_mean(blocks, base, is_right, among=name)
+    counted = _flops(blocks, name, base)
     return {
         "units": effect.units,
         "questions": effect.turned.questions,
@@ -224,7 +224,8 @@ def _compared(
         "tests": tests_json(tests, corrected),
         "effect_size": sizes_of(effect),
         "as_treated": as_treated_json(effect, seed=seed),
-        "flops_ratio": _flops_ratio(blocks, name, base),
+        "flops": mean_or_none(one for one, _ in counted),
+        "flops_ratio": geometric_mean([one / two for one, two in counted]),
         "quality_verdict": found.quality,
         "speed_verdict": found.speed,
         "verdict": found.verdict,
@@ -233,15 +234,15 @@ def _compared(
     }
 
 
-def _flops_ratio(blocks: Sequence[Block], name: str, base: str) -> float | None:
-    """Geometric mean of the units' ratios of operations."""
-    ratios = []
+def _flops(blocks: Sequence[Block], name: str, base: str) -> list[tuple[float, float]]:
+    """Operations under a treatment and its reference, where both were counted."""
+    counted = []
     for block in blocks:
         one = number_in((block.quality.get(name) or {}).get("flops"))
         two = number_in((block.quality.get(base) or {}).get("flops"))
         if one and two:
-            ratios.append(one / two)
-    return geometric_mean(sorted(ratios))
+            counted.append((one, two))
+    return sorted(counted)
 
 
 def _flips(blocks: Sequence[Block], name: str) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from kvbaton.audit.analysis.verdicts import Rule
 from kvbaton.audit.journal import PLAN, TASKS, TRIALS, read_trials
 from kvbaton.audit.plan import read_plan
+from kvbaton.audit.tasks.built_in import BUILT_IN
 from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.treatments import treatment
 from kvbaton.errors import InputError
@@ -65,10 +66,10 @@ class Run:
         return str(self.header.get("pair", ""))
 
     @property
-    def task_key(self) -> str:
-        """What makes units of two runs the same ones."""
-        tasks = self.header.get("tasks") or {}
-        return f"{tasks.get('digest') or self.plan.get('tasks')} {self.plan.get('seed')}"
+    def tasks(self) -> JSON:
+        """Name, version and digest of the task set."""
+        found: JSON = self.header.get("tasks") or {"name": self.plan.get("tasks")}
+        return found
 
     @property
     def rule(self) -> Rule:
@@ -112,21 +113,66 @@ def joined_rule(runs: Sequence[Run]) -> Rule:
     Raises
     ------
     InputError
-        There is no run, they were planned by different rules, or two are of the same pair.
+        There is no run; they differ in tasks, treatments, repeats or rule; two are of one pair.
     """
     if not runs:
         raise InputError("there is no run to analyse")
-    if len({run.rule for run in runs}) > 1:
+    for run in runs[1:]:
+        differ = _unlike(runs[0], run)
+        if differ:
+            raise InputError(
+                f"the runs cannot be analysed together: they differ in {'; '.join(differ)}",
+                hint="several runs are one plan on several pairs of models: give the others apart",
+            )
+    pairs = [run.pair for run in runs]
+    twice = sorted({pair for pair in pairs if pairs.count(pair) > 1})
+    if twice:
         raise InputError(
-            "the runs were planned with different margins, alphas or correlations",
-            hint="analyse them one by one",
-        )
-    keys = [(run.pair, run.task_key) for run in runs]
-    if len(set(keys)) < len(keys):
-        raise InputError(
-            "two runs are of the same pair and tasks", hint="give each run's folder once"
+            f"two runs are of the same pair and tasks: {', '.join(twice)}",
+            hint="give one run of each pair",
         )
     return runs[0].rule
+
+
+_ALIKE = (
+    "units", "treatments", "repeats", "fixed_tokens", "margin_points", "alpha", "icc",
+)  # fmt: skip
+"""Fields of a plan in which runs that are analysed together are the same."""
+_OF_SEED = ("seed", "questions", "lengths")
+"""Those that make the units of a built-in set, whose bytes differ from model to model."""
+
+
+def _unlike(one: Run, two: Run) -> list[str]:
+    """In what two runs differ that must be the same, in words."""
+    told = [
+        f"{what} ({_plain(one.tasks.get(name))} against {_plain(two.tasks.get(name))})"
+        for what, name in (("task set", "name"), ("version of the task set", "version"))
+        if one.tasks.get(name) != two.tasks.get(name)
+    ]
+    fields = list(_ALIKE)
+    digests = [run.tasks.get("digest") for run in (one, two)]
+    if not told and (digests[0] != digests[1] or not digests[0]):
+        if all(run.plan.get("tasks") in BUILT_IN for run in (one, two)):
+            fields += _OF_SEED
+        else:
+            first, second = (str(digest)[:12] for digest in digests)
+            told.append(f"digest of the task set ({first} against {second})")
+    for name in fields:
+        mine, theirs = _fixed(one, name), _fixed(two, name)
+        if mine != theirs:
+            told.append(f"{name} ({mine} against {theirs})")
+    return told
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(str(one) for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fixed(run: Run, name: str) -> str:
+    value = run.plan.get(name)
+    return _plain(sorted(value) if name == "treatments" and value else value)
 
 
 def treatments_of(runs: Sequence[Run]) -> dict[str, Compared]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvbaton.audit.analysis.blocks import Block, mean_or_none, number_in, unit_mean
+from kvbaton.audit.analysis.blocks import Block, is_right, mean_or_none, number_in, unit_mean
 from kvbaton.audit.analysis.effects import (
     Corrected,
     Effect,
     corrected_together,
     effect_of,
-    is_right,
     judged,
 )
 from kvbaton.audit.analysis.result import StratumResult
@@ -47,13 +46,19 @@ def groups_of(blocks: Sequence[Block]) -> list[Group]:
 
 
 def strata_of(
-    blocks: Sequence[Block], treatments: Sequence[Compared], rule: Rule, *, seed: int
+    blocks: Sequence[Block], treatments: Sequence[Compared], rules: Mapping[str, Rule], *, seed: int
 ) -> list[StratumResult]:
-    """Every treatment in every group; tests are corrected for all groups of one kind."""
+    """Every treatment in every group; tests are corrected for all groups of one kind.
+
+    Parameters
+    ----------
+    rules
+        Treatment -> the rule that it is judged by as a whole.
+    """
     several: dict[str, list[tuple[Group, Effect]]] = {}
     for group in groups_of(blocks):
         for treatment in treatments:
-            effect = effect_of(group.blocks, treatment, rule, seed=seed)
+            effect = effect_of(group.blocks, treatment, rules[treatment.name], seed=seed)
             if effect.units:
                 several.setdefault(group.by, []).append((group, effect))
     rows: list[StratumResult] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from kvbaton.audit.analysis.attribution import (
@@ -15,11 +16,11 @@ from kvbaton.audit.analysis.blocks import Block, blocks_of, mean_or_none, number
 from kvbaton.audit.analysis.cautions import cautions
 from kvbaton.audit.analysis.effects import quality_of
 from kvbaton.audit.analysis.examples import flip_examples
-from kvbaton.audit.analysis.lengths import break_evens
+from kvbaton.audit.analysis.failures import failed_rows
+from kvbaton.audit.analysis.lengths import break_evens, measured_break_evens, profit_of
 from kvbaton.audit.analysis.result import (
     RESULT_FORMAT,
     AuditResult,
-    BreakEven,
     ContentResult,
     ContentVerdict,
     MixedModelResult,
@@ -53,40 +54,43 @@ def analyse(runs: Sequence[Run], *, seed: int | None = None) -> AuditResult:
         The runs do not belong together.
     """
     rule = joined_rule(runs)
-    runs = sorted(runs, key=lambda run: (run.pair, run.task_key))
+    runs = sorted(runs, key=lambda run: run.pair)
     first = runs[0]
     used = int(first.plan.get("seed", 0)) if seed is None else seed
     blocks, treatments = blocks_of(runs), treatments_of(runs)
     compared = [t for t in treatments.values() if not t.is_reference]
     floor = _floor(runs)
     rows = treatment_rows(blocks, treatments, rule, floor, seed=used)
-    content = _content(blocks, rule)
+    rules = {t.name: replace(rule, icc=rows[t.name]["icc"] or rule.icc) for t in compared}
+    content = _content(blocks, rules, rule)
     profiles = profiles_of(runs)
-    lengths = _break_evens(runs, seed=used)
+    measured = measured_break_evens(runs, seed=used)
+    lengths = break_evens(measured)
     return AuditResult(
         format=RESULT_FORMAT,
         seed=used,
-        units=len({block.cluster for block in blocks}),
+        units=len({block.unit for block in blocks}),
         questions=_questions(blocks),
         pairs=sorted({run.pair for run in runs}),
         model=_joined(runs, "model"),
         dtype=_joined(runs, "dtype"),
         environment=first.header.get("environment") or {},
-        tasks=first.header.get("tasks") or {"name": first.plan.get("tasks")},
+        tasks=first.tasks,
         plan=first.plan,
         noise_floor_kl=floor.kl,
         noise_floor_flips=floor.flips,
         treatments=rows,
         content=content,
-        strata=strata_of(blocks, compared, rule, seed=used),
+        strata=strata_of(blocks, compared, rules, seed=used),
         mixed_model=_mixed(blocks, compared, rule),
         attribution={t.name: attribution_of(blocks, t, profiles) for t in compared},
         zero_decode=_zero_decode(blocks, rows),
         profile={name: profile_rows(record) for name, record in sorted(profiles.items())},
         break_even=lengths,
         break_even_tokens=lengths[RIGHT]["tokens"] if RIGHT in lengths else None,
+        profit=profit_of(measured).to_json(),
         flip_examples=flip_examples(blocks, compared),
-        failed=[r for run in runs for r in run.of_kind("failed")],
+        failed=failed_rows(runs),
         warnings=cautions(runs, blocks, rule, treatments, rows, ContentVerdict(content["verdict"])),
         overhead_share=_overhead(runs),
         wall_s=_wall(runs),
@@ -98,7 +102,9 @@ def analyse(runs: Sequence[Run], *, seed: int | None = None) -> AuditResult:
     )
 
 
-def _content(blocks: Sequence[Block], rule: Rule) -> ContentResult:
+def _content(blocks: Sequence[Block], rules: Mapping[str, Rule], rule: Rule) -> ContentResult:
+    """T3 against T4, with the larger icc of the two."""
+    rule = max((rules.get(name, rule) for name in (RIGHT, WRONG)), key=lambda one: one.icc)
     quality = quality_of(turned(blocks, RIGHT, WRONG), rule)
     verdict, why = content_verdict(quality, rule)
     points = quality.difference.scaled(100)
@@ -108,7 +114,7 @@ def _content(blocks: Sequence[Block], rule: Rule) -> ContentResult:
 def _mixed(blocks: Sequence[Block], compared: Sequence[Compared], rule: Rule) -> MixedModelResult:
     names = {t.name for t in compared} | {t.reference for t in compared}
     timings = [
-        Timing(block.cluster, block.pair, name, float(seconds))
+        Timing(block.unit, block.pair, name, float(seconds))
         for block in blocks
         for name in sorted(names & block.timed.keys())
         for seconds in block.seconds(name, "ttft_s")
@@ -164,40 +170,26 @@ def _zero_decode(blocks: Sequence[Block], rows: Mapping[str, TreatmentResult]) -
     }
 
 
-def _break_evens(runs: Sequence[Run], *, seed: int) -> dict[str, BreakEven]:
-    """Those of the first pair by treatment; of several pairs, also by ``TREATMENT @ PAIR``."""
-    found: dict[str, BreakEven] = {}
-    for run in runs:
-        for name, one in break_evens(run, seed=seed).items():
-            found.setdefault(name, one)
-            if len(runs) > 1:
-                found[f"{name} @ {run.pair}"] = one
-    return found
-
-
 def _questions(blocks: Sequence[Block]) -> int:
-    return len({(b.cluster, q) for b in blocks for name in b.quality for q in b.answers(name)})
+    return len({(b.unit, q) for b in blocks for name in b.quality for q in b.answers(name)})
 
 
 def _joined(runs: Sequence[Run], name: str) -> str:
     return ", ".join(sorted({str(run.header.get(name, "")) for run in runs}))
 
 
-def _sessions(runs: Sequence[Run], name: str) -> list[float]:
-    return [number_in(r.get(name)) or 0.0 for run in runs for r in run.of_kind("session")]
+def _sessions(runs: Sequence[Run], name: str) -> float:
+    """Seconds of all sessions: a run that was interrupted has several."""
+    return sum(number_in(r.get(name)) or 0.0 for run in runs for r in run.of_kind("session"))
 
 
 def _wall(runs: Sequence[Run]) -> float | None:
-    walls = _sessions(runs, "wall_s")
-    return sum(walls) if walls else None
+    return _sessions(runs, "wall_s") or None
 
 
 def _overhead(runs: Sequence[Run]) -> float | None:
-    walls, shares = _sessions(runs, "wall_s"), _sessions(runs, "overhead_share")
-    total = sum(walls)
-    if not total:
-        return None
-    return sum(wall * share for wall, share in zip(walls, shares, strict=True)) / total
+    wall_s, work_s = _sessions(runs, "wall_s"), _sessions(runs, "work_s")
+    return (wall_s - work_s) / work_s if work_s else None
 
 
 def _method(rule: Rule, seed: int) -> JSON:

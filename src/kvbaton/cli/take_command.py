@@ -33,7 +33,7 @@ SHAPES = {
   "seconds": {"get", "verify", "decode", "align", "attach", "first_forward", "ttft", "shown",
    "total"},
   "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
-  "freshness", "first_divergence", "finish"}}"""
+  "freshness", "first_divergence", "finish", "labels", "created_ms"}}"""
 }
 """What ``--json`` prints, for the reference."""
 

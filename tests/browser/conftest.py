@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.audit.report.results import sample_result
+from tests.audit.report.results import many_result, sample_result
 
 from kvbaton.audit.report import write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "data" / "audit-example.html"
+"""Written by `kvbaton audit` after a real run."""
 
 SIZES = {"phone": (360, 740), "desktop": (1280, 900)}
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -44,10 +47,13 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report in which every part is there."""
-    return write_report(sample_result(), tmp_path_factory.mktemp("report"), trials=None).html
+@pytest.fixture(scope="session", params=["sample", "many", "real"])
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report in which every part is there, one of many treatments, and that of a real run."""
+    if request.param == "real":
+        return EXAMPLE
+    result = sample_result() if request.param == "sample" else many_result()
+    return write_report(result, tmp_path_factory.mktemp("report"), trials=None).html
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.audit.report.results import sample_result
 
-from kvbaton.audit.report.charts.canvas import Chart, log_ticks, style
+from kvbaton.audit.report.charts.canvas import Chart, legend_shape, log_ticks, style
 from kvbaton.audit.report.charts.content import content_chart
 from kvbaton.audit.report.charts.cost import bytes_chart, gains_chart
 from kvbaton.audit.report.charts.forest import Estimate, quality_forest, speed_forest
@@ -69,6 +69,13 @@ def test_the_first_series_are_told_apart_without_colour() -> None:
     looks = [style(i) for i in range(40)]
     assert len({(look.color, look.marker) for look in looks}) == 40
     assert len({look.marker for look in looks[:8]}) == 8
+
+
+def test_a_legend_has_room_for_its_names() -> None:
+    """Names that half of the width cannot hold stand one to a row."""
+    assert legend_shape(["T1", "T2", "T3"]) == (2, pytest.approx(0.44))
+    assert legend_shape(["T3", "T3:near-lossless"])[0] == 2
+    assert legend_shape(["T1", "S:generated+repair", "T3"]) == (1, pytest.approx(0.66))
 
 
 def test_a_large_loss_leaves_the_margin_visible() -> None:

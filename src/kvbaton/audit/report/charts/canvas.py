@@ -27,6 +27,9 @@ HATCHES = ("", "///", "|||", "xxx", "\\\\\\", "---", "+++")
 WIDTH = 3.6
 """Inches at 96 pixels: what a phone shows without making letters small."""
 
+_HALF_WIDTH = 16
+"""Letters for which half of a chart's width has room, beside a marker."""
+
 _LEAST, _MOST = 1e-12, 1e18
 _VARIABLES = {
     INK: "ink", SOFT: "soft", GRID: "grid", PAPER: "paper", BAND: "band",
@@ -162,6 +165,12 @@ def drawable(value: float) -> float:
 def short(name: str, limit: int = 20) -> str:
     """A name that leaves room for the picture."""
     return name if len(name) <= limit else name[: limit - 1] + "\u2026"
+
+
+def legend_shape(names: Sequence[str]) -> tuple[int, float]:
+    """Columns of a legend in which no name is cut off, and the inches that its rows take."""
+    columns = 1 if any(len(name) > _HALF_WIDTH for name in names) else 2
+    return columns, 0.22 * math.ceil(len(names) / columns)
 
 
 def _for_page(svg: str, name: str, title: str, description: str) -> str:

@@ -13,6 +13,7 @@ from kvbaton.audit.report.charts.canvas import (
     Chart,
     drawable,
     drawing,
+    legend_shape,
     log_ticks,
     name_rows,
     plain_ticks,
@@ -71,7 +72,8 @@ def bytes_chart(result: Fields) -> Chart | None:
         for p in prices
     )
     description = f"{said}."
-    with drawing(name, height=4.1 + 0.22 * ((len(prices) + 1) // 2), panels=2) as (figure, panels):
+    columns, below = legend_shape([price.name for price in prices])
+    with drawing(name, height=4.1 + below, panels=2) as (figure, panels):
         _divergences(panels[0], prices)
         _accuracies(panels[1], prices)
         moved = [price.bytes_moved for price in prices]
@@ -82,7 +84,8 @@ def bytes_chart(result: Fields) -> Chart | None:
             axes.set_xlim(low, high)
             _byte_ticks(axes, low, high)
         panels[1].set_xlabel("bytes moved per hand-off (mean)")
-        figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower left", ncols=2)
+        labels = panels[1].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside lower left", ncols=columns)
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (
         cells(

@@ -11,6 +11,7 @@ from kvbaton.audit.report.charts.canvas import (
     Chart,
     drawable,
     drawing,
+    legend_shape,
     log_ticks,
     plain_ticks,
     short,
@@ -90,15 +91,15 @@ def lengths_chart(result: Fields) -> Chart | None:
     name, title = "break-even", "Seconds to the first token against text, by length of context"
     said = "; ".join(_sentence(curve) for _, curve in found)
     description = f"Both axes are logarithmic; below 1 is faster. {said}."
-    height = 2.9 + 0.22 * ((len(found) + 1) // 2)
-    with drawing(name, height=height) as (figure, (axes,)):
+    columns, below = legend_shape([curve.name for _, curve in found])
+    with drawing(name, height=2.9 + below) as (figure, (axes,)):
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.axhline(1, color=INK, linewidth=1.2)
         for index, curve in found:
             _draw(axes, index, curve)
         _axes(axes, [point for _, curve in found for point in curve.points])
-        figure.legend(loc="outside lower left", ncols=2)
+        figure.legend(loc="outside lower left", ncols=columns)
         svg = to_svg(figure, name=name, title=title, description=description)
     rows = (
         cells(curve.name, count_text(p.tokens), ratio_text(p.ratio, p.bounds))

@@ -19,7 +19,6 @@ from kvbaton.policy.profit import (
     Host,
     ProfitCell,
     ProfitMap,
-    profit_map,
     store_break_even,
     stored_break_even,
 )
@@ -184,7 +183,9 @@ def test_the_winner_is_the_fastest_route_that_surely_is_faster() -> None:
 def test_a_profit_map_has_every_length_of_every_ladder() -> None:
     """Strata and routes are kept apart."""
     points = ladder(0.05, 1e-4, 0.1, 5e-5, noise=0.01, repeats=6)
-    found = profit_map({("en", "T3"): points, ("zh", "tiny"): points[:2]}, seed=0)
+    english = break_even(points, route="T3", seed=0)
+    chinese = break_even(points[:2], route="tiny", seed=0)
+    found = ProfitMap.of({("en", "T3"): english, ("zh", "tiny"): chinese})
     assert len(found.cells) == len(LENGTHS) + 2
     assert found.winner("en", 4096) == "T3"
     assert found.winner("zh", 64) == "text"
@@ -199,7 +200,7 @@ def record() -> BreakEvenRecord:
     points = ladder(0.05, 1e-4, 0.1, 5e-5, noise=0.05, repeats=5)
     one = break_even(points, route="T3", seed=0, bandwidth_mb_s=800.0)
     never = break_even(of_ratios(2.0, 1.5), route="tiny", seed=0)
-    mapped = profit_map({("all", "T3"): points}, seed=0)
+    mapped = ProfitMap.of({("all", "T3"): one})
     host = Host("a processor", 2)
     return BreakEvenRecord(FUNCTION, "m/BF16", "BF16", host, 1_790_000_000, (one, never), mapped)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbaton.audit.launch import require_own_shape
 from kvbaton.audit.plan import Plan
-from kvbaton.audit.statistics.power import power_for, units_needed
+from kvbaton.audit.statistics.power import AIM, power_for, units_needed
 from kvbaton.audit.tasks.built_in import BUILT_IN
 from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.treatments import expanded
@@ -16,7 +16,6 @@ from kvbaton.types import JSON
 
 DISCORDANCE = 0.02
 """Share of answers that are taken to turn by chance alone, half of them for the better."""
-_ENOUGH = 0.8
 
 
 def foretold(plan: Plan) -> JSON:
@@ -52,7 +51,7 @@ def foretold(plan: Plan) -> JSON:
         gained=DISCORDANCE / 2,
     )
     warning = ""
-    if power.power < _ENOUGH:
+    if power.power < AIM:
         warning = (
             f"{plan.units} units of {questions} questions show equal quality within "
             f"{plan.margin_points:g} points with a chance of {100 * power.power:.0f}% only"

@@ -14,7 +14,7 @@ from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.tasks.schema import TaskSet
 from kvbaton.errors import InputError
 from kvbaton.policy.break_even import BreakEven, break_even
-from kvbaton.policy.profit import BreakEvenRecord, Host, profit_map
+from kvbaton.policy.profit import BreakEvenRecord, Host, ProfitMap
 from kvbaton.types import JSON
 
 
@@ -83,5 +83,5 @@ def break_even_record(header: JSON, records: Sequence[JSON]) -> BreakEvenRecord 
         host=Host(str(host["cpu"]), int(host["cores"])),
         created_s=int(time.time()),
         routes=routes,
-        profit=profit_map({(pair, route): points for route, points in found.items()}, seed=seed),
+        profit=ProfitMap.of({(pair, one.route): one for one in routes}),
     )

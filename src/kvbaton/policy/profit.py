@@ -6,13 +6,13 @@ A record is kept per function, with the host that it was measured on: lengths mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvbaton.errors import Fault, FormatError
-from kvbaton.policy.break_even import MAX_ITEMS, BreakEven, LadderPoint, RatioPoint, break_even
+from kvbaton.policy.break_even import MAX_ITEMS, BreakEven, RatioPoint
 from kvbaton.records import keep, kept
 from kvbaton.types import JSON
 from kvbaton.wire.fields import check_hex64, read_int, read_list, read_name, read_object, refuse
@@ -95,24 +95,6 @@ class ProfitMap:
                 "the winners are not those of the cells", Fault.OUT_OF_RANGE, f"{at}.winners"
             )
         return read
-
-
-def profit_map(ladders: Mapping[tuple[str, str], Sequence[LadderPoint]], *, seed: int) -> ProfitMap:
-    """Ratios of many ladders.
-
-    Parameters
-    ----------
-    ladders
-        Points by (stratum, route).
-
-    Raises
-    ------
-    InputError
-        As :func:`break_even` does.
-    """
-    return ProfitMap.of(
-        {key: break_even(ladder, route=key[1], seed=seed) for key, ladder in ladders.items()}
-    )
 
 
 # --- where it is kept --------------------------------------------------------------------------

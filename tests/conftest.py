@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: it reads this once
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from kvbaton.engines.transformers.engine import TransformersEngine
 
 SMALL_MODEL = "smollm2-135m"
+hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts on a clock
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -96,3 +96,13 @@ def test_an_unknown_task_set_is_refused_before_anything_is_loaded() -> None:
     """Neither a name nor a file."""
     with pytest.raises(InputError, match="no task set"):
         foretold(Plan(tasks="nothing-of-that-name"))
+
+
+@pytest.mark.parametrize("change", [{"questions": 3}, {"lengths": (256,)}])
+def test_a_task_file_has_its_own_questions_and_lengths(tmp_path: Path, change: Any) -> None:
+    """A number that would be passed over is refused."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"context": "x 7", "questions": [{"question": "y?", "answer": "7"}]}\n')
+    assert foretold(Plan(tasks=str(path), units=1))["power"]["questions"] == 1
+    with pytest.raises(InputError, match="its own"):
+        foretold(Plan(tasks=str(path), units=1, **change))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
-from kvbaton.audit.launch import require_own_shape
+from kvbaton.audit.launch import task_file
 from kvbaton.audit.plan import Plan
 from kvbaton.audit.statistics.power import AIM, power_for, units_needed
 from kvbaton.audit.tasks.built_in import BUILT_IN
 from kvbaton.audit.tasks.files import read_task_set
 from kvbaton.audit.treatments import expanded
-from kvbaton.errors import InputError
 from kvbaton.types import JSON
 
 DISCORDANCE = 0.02
@@ -76,13 +74,5 @@ def _questions(plan: Plan) -> int:
     """Questions of a unit."""
     if plan.tasks in BUILT_IN:
         return plan.questions or BUILT_IN[plan.tasks].questions
-    path = Path(plan.tasks)
-    if not path.is_file():
-        raise InputError(
-            f"no task set is called {plan.tasks[:60]!r}, and there is no such file",
-            at="$.tasks",
-            hint=f"known: {', '.join(sorted(BUILT_IN))}",
-        )
-    require_own_shape(plan)
-    units = read_task_set(path).units
+    units = read_task_set(task_file(plan)).units
     return max(1, round(sum(len(unit.questions) for unit in units) / len(units)))

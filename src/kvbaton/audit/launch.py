@@ -36,14 +36,7 @@ def tasks_for(plan: Plan, tokenizer: Any, *, made_for: str) -> TaskSet:
             seed=plan.seed,
             made_for=made_for,
         )
-    path = Path(plan.tasks)
-    if not path.is_file():
-        raise InputError(
-            f"no task set is called {plan.tasks[:60]!r}, and there is no such file",
-            at="$.tasks",
-            hint=f"known: {', '.join(sorted(BUILT_IN))}",
-        )
-    require_own_shape(plan)
+    path = task_file(plan)
     tasks = read_task_set(path)
     if len(tasks.units) < plan.units:
         raise InputError(
@@ -54,17 +47,25 @@ def tasks_for(plan: Plan, tokenizer: Any, *, made_for: str) -> TaskSet:
     return tasks
 
 
-def require_own_shape(plan: Plan) -> None:
-    """Refuse a number of questions or lengths for a file: they are what stands in it.
+def task_file(plan: Plan) -> Path:
+    """The file of tasks that a plan names.
 
     Raises
     ------
     InputError
-        The plan names one of them.
+        There is none; or the plan names questions or lengths, which are what stands in it.
     """
+    path = Path(plan.tasks)
+    if not path.is_file():
+        raise InputError(
+            f"no task set is called {plan.tasks[:60]!r}, and there is no such file",
+            at="$.tasks",
+            hint=f"known: {', '.join(sorted(BUILT_IN))}",
+        )
     for name, value in (("questions", plan.questions), ("lengths", plan.lengths)):
         if value:
             raise InputError(f"a task file has its own {name}", at=f"$.{name}", hint="leave it out")
+    return path
 
 
 def break_even_record(header: JSON, records: Sequence[JSON]) -> BreakEvenRecord | None:

@@ -89,6 +89,12 @@ def test_a_choice_has_its_size(
     assert list(rows) == sorted(set(rows) & inside)
 
 
+def test_halves_that_are_shared_out_anew_do_not_add_up_to_more() -> None:
+    """Shares of five rows among five runs are not those of four and one more."""
+    runs = [TokenRun(0, 7), TokenRun(7, 1), TokenRun(8, 1), TokenRun(9, 1), TokenRun(10, 7)]
+    assert len(chosen_rows(runs, Repair(0.1875, "first+last"))) == 4
+
+
 def test_scores_that_are_missing() -> None:
     """A chooser that goes by scores wants one for every position."""
     with pytest.raises(InputError, match="0 scores of importance for 10 positions"):

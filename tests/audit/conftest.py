@@ -22,7 +22,7 @@ from kvbaton.wire.digests import DomainKeys
 FACTS = ("red", "blue", "green")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Tiny models gain nothing from more."""
     threads = torch.get_num_threads()

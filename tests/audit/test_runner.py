@@ -150,6 +150,7 @@ def test_a_killed_run_is_resumed_by_another_process(tmp_path: Path, audited_engi
         "from pathlib import Path\n"
         "from tests.audit.conftest import audit_in\n"
         "from tests.engines import families\n"
+        "import torch; torch.set_num_threads(1)\n"
         "engine = families.tiny('smollm'); engine.max_tokens = 4096\n"
         "count = [0]\n"
         "def told(label):\n"

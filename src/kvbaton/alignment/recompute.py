@@ -175,7 +175,10 @@ def _half(one: Chooser, other: Chooser) -> Chooser:
         wanted = min(count, total)
         extra = count - len(rows)
         while len(rows) < wanted:  # what both would choose counts once
-            rows = rows | other(runs, extra, scores)
+            missing = wanted - len(rows)
+            new = sorted(other(runs, extra, scores) - rows)
+            # shares of a larger count need not hold those of a smaller one
+            rows = rows | set(new[-missing:])
             extra += wanted - len(rows)
         return rows
 

@@ -17,7 +17,7 @@ import torch
 from kvbaton.account import Account
 from kvbaton.agent import Agent, WatchFor
 from kvbaton.audit.tasks.schema import Unit
-from kvbaton.audit.treatments import Attached, Content, Control, Treatment
+from kvbaton.audit.treatments import Attached, Content, Control, Treatment, treatment
 from kvbaton.backing import Source
 from kvbaton.bench.given import given_ids, put_into_its_mouth
 from kvbaton.clock import Clock
@@ -48,6 +48,8 @@ from kvbaton.types import (
 
 DEADLINE_S = 3600.0
 """An audit waits: a take that gave up for lack of time would say nothing of its route."""
+TEXT = treatment("T0")
+"""What the whole conversation is read from, whatever is attached."""
 RECEIVER_SYSTEM = "You answer questions about what you are given. You answer in one sentence."
 """The receiver's own beginning, where slices hang behind one."""
 
@@ -76,6 +78,16 @@ class Equipment:
     calibrations: Calibrated
     watch_for: WatchFor | None
     store: Callable[[], AbstractContextManager[Store]]
+
+    def relay(self, stores: ExitStack) -> Relay:
+        """A relay with a new store of its own, which ``stores`` closes."""
+        return Relay(
+            self.engine,
+            stores.enter_context(self.store()),
+            self.domain,
+            calibrations=self.calibrations,
+            max_lossy_hops=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,7 @@ class Case:
         sender, read = self._agent(self.relay("sender")), self.unit.messages
         if not self._known and not self.unit.message:
             turn = sender.run(messages=read, max_new_tokens=self.unit.message_tokens)
-            settle(self.engine)
+            self.engine.wait_for_device()
             first = turn.receipt.seconds["ttft"]
             return turn, {
                 "prefill_s": first, "decode_s": turn.receipt.seconds["total"] - first,
@@ -179,10 +191,10 @@ class Case:
         turn = sender.run(messages=read, max_new_tokens=1)
         first = turn.receipt.seconds["ttft"]
         ids = self._known.get("message_ids") or given_ids(self.engine, turn, self.unit.message)
-        settle(self.engine)
+        self.engine.wait_for_device()
         start = time.perf_counter()
         turn = put_into_its_mouth(self.engine, turn, ids, one_by_one=True)
-        settle(self.engine)
+        self.engine.wait_for_device()
         measured = {"prefill_s": first, "decode_s": time.perf_counter() - start}
         return turn, dict(self._known.get("sender", measured))
 
@@ -201,14 +213,7 @@ class Case:
     def relay(self, name: str) -> Relay:
         """The relay of a treatment, with a store of its own."""
         if name not in self._relays:
-            equipment = self.equipment
-            self._relays[name] = Relay(
-                self.engine,
-                self._stores.enter_context(equipment.store()),
-                equipment.domain,
-                calibrations=equipment.calibrations,
-                max_lossy_hops=None,
-            )
+            self._relays[name] = self.equipment.relay(self._stores)
         return self._relays[name]
 
     def _agent(self, relay: Relay, system: str | None = None) -> Receiver:
@@ -244,7 +249,7 @@ class Case:
 
     def _send(self, treatment: Treatment) -> Sent:
         hand_off = self._ready(treatment)
-        settle(self.engine)
+        self.engine.wait_for_device()
         start = time.perf_counter()
         baton = hand_off()
         seconds = time.perf_counter() - start
@@ -264,13 +269,14 @@ class Case:
         if treatment.attached is Attached.GENERATED:
             return lambda: self._generated(relay)
         source, shown = self._whole(treatment)
+        plan = self.equipment.plan_of(treatment.profile)
         return lambda: relay.hand_off(
             source,
             sender="sender",
             text=self.engine.chat.text_of(source.ids),
             spans=shown,
             messages=tuple(self.turn.messages),
-            plan=self.equipment.plan_of(treatment.profile),
+            plan=plan,
         )
 
     def _whole(self, treatment: Treatment) -> tuple[Source, tuple[Span, ...]]:
@@ -357,7 +363,7 @@ class Case:
         """
         baton, receiver = self.sent(treatment).baton, self.receiver(treatment)
         if treatment.attached is Attached.GENERATED:
-            whole = self.sent(_TEXT).baton
+            whole = self.sent(TEXT).baton
             return receiver.take_in_place(
                 baton, whole, instruction, known=self.prompt_tokens, **options
             )
@@ -370,7 +376,7 @@ class Case:
 
     def prompts(self, treatment: Treatment) -> list[Prompt]:
         """What the receiver reads for each of the unit's questions."""
-        baton = self.sent(_TEXT if treatment.content is Content.WHOLE else treatment).baton
+        baton = self.sent(TEXT if treatment.content is Content.WHOLE else treatment).baton
         writer = self.receiver(treatment).writer
         if treatment.content is Content.SLICE:
             return [writer.behind_slices([baton], q.text) for q in self.unit.questions]
@@ -379,17 +385,8 @@ class Case:
         ]
 
 
-_TEXT = Treatment("T0", "text only", Content.WHOLE, Attached.NOTHING, "T0")
-
-
 def shared_tokens(prompts: Sequence[Prompt]) -> int:
     """How many ids all prompts begin with alike; each keeps at least one of its own."""
     first, *rest = (prompt.ids for prompt in prompts)
     alike = min(len(prompt.ids) for prompt in prompts) - 1
     return min((common_prefix(first[:alike], other[:alike]) for other in rest), default=alike)
-
-
-def settle(engine: Any) -> None:
-    """Let what was asked of an accelerator be done before a clock is read."""
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize(engine.device)

@@ -77,13 +77,7 @@ class Ladder:
         engine.forward(cache, ids)
         made = {}
         for route in routes:
-            relay = Relay(
-                engine,
-                stores.enter_context(equipment.store()),
-                equipment.domain,
-                calibrations=equipment.calibrations,
-                max_lossy_hops=None,
-            )
+            relay = equipment.relay(stores)
             baton = relay.hand_off(
                 Source(cache, tokens, ids),
                 sender="sender",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kvbaton.audit.ladder import Ladder, ladder_routes
 from kvbaton.audit.load import Meter
 from kvbaton.audit.plan import Plan
 from kvbaton.audit.profiling import profiled
+from kvbaton.audit.progress import Progress, Told
 from kvbaton.audit.scoring import scorer
 from kvbaton.audit.tasks.schema import TaskSet, Unit
 from kvbaton.audit.treatments import Treatment, expanded
@@ -37,7 +37,6 @@ EXCERPT = 50
 COUNTED_UNITS = 6
 """In the first so many units operations are counted: it slows every pass down."""
 
-Told = Callable[[str], None]
 _KINDS = ("floor", "quality", "timed")
 
 
@@ -92,7 +91,7 @@ class Audit:
         self.treatments = expanded(plan.treatments)
         self._by_name = {treatment.name: treatment for treatment in self.treatments}
         self.meter = Meter()
-        self._progress = _Progress(told or (lambda label: None))
+        self._progress = Progress(told or (lambda label: None))
 
     # -- the whole ------------------------------------------------------------------------------
 
@@ -390,25 +389,3 @@ def _frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-class _Progress:
-    """Says what is under way, and about how long it will take."""
-
-    def __init__(self, told: Told) -> None:
-        self._told, self.left, self._done, self._start = told, 0, 0, time.monotonic()
-
-    def say(self, label: str) -> None:
-        """Tell what is under way."""
-        self._told(label)
-
-    def skip(self, trials: int) -> None:
-        """So many trials cannot be done."""
-        self.left = max(0, self.left - trials)
-
-    def step(self, label: str) -> None:
-        """One trial is done."""
-        self._done, self.left = self._done + 1, max(0, self.left - 1)
-        left_s = (time.monotonic() - self._start) / self._done * self.left
-        minutes = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
-        self._told(f"{label}, about {minutes} left")

@@ -16,7 +16,6 @@ from kvbaton.codecs.profiles import profile
 from kvbaton.errors import InputError
 from kvbaton.types import JSON
 
-CONTROLS = ("T4", "T5")
 DEFAULT = ("T0", "T1", "T2", "T3", "T4", "T5")
 """Treatments of an audit that names none."""
 SPANS = ("prompt", "generated", "all")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvbaton.audit.case import Case, settle, shared_tokens
+from kvbaton.audit.case import Case, shared_tokens
 from kvbaton.audit.flops import counted_flops
 from kvbaton.audit.load import Load, Meter
 from kvbaton.audit.scoring import scorer
@@ -92,13 +92,13 @@ class Trials:
         case, questions = self.case, self.case.unit.questions
         sent = case.sent(treatment)
         asked = questions[repeat % len(questions)]
-        settle(self.engine)
+        self.engine.wait_for_device()
         load = Load()
         with self._meter.work():
             turn = case.take(
                 treatment, asked.text, max_new_tokens=self.fixed_tokens, ignore_eos=True
             )
-            settle(self.engine)
+            self.engine.wait_for_device()
         receipt = turn.receipt
         fixed_s = receipt.seconds["total"]
         return {

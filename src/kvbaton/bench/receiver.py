@@ -194,10 +194,10 @@ class Receiver:
 
     def _timed(self, work: Callable[[], int]) -> JSON:
         gc.collect()
-        rivals.synchronize(self.engine.device)
+        self.engine.wait_for_device()
         started = time.perf_counter()
         token = work()
-        rivals.synchronize(self.engine.device)
+        self.engine.wait_for_device()
         ended = time.perf_counter()
         return {"seconds": ended - started, "ended_s": ended, "token": token}
 

@@ -21,12 +21,6 @@ Tensors = list[tuple[torch.Tensor, torch.Tensor]]
 """K and V ``[1, kv_heads, tokens, head_dim]`` by layer."""
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the accelerator has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def text_by_loop(engine: Any, ids: Sequence[int]) -> int:
     """Prefill the whole prompt with our own engine, in one shot."""
     cache = engine.new_cache(len(ids) + 1)
@@ -130,5 +124,5 @@ def decode_by_generate(
         streamer=stamps,
         **{compat.cache_argument(engine.model): copy.deepcopy(kept)},
     )
-    synchronize(engine.device)
+    engine.wait_for_device()
     return time.perf_counter() - stamps.first_s, stamps.calls - 2

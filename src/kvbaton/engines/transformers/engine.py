@@ -190,7 +190,7 @@ class TransformersEngine(Engine):
             for chunk in self._chunks(cache.length, ids):
                 logits = self._step(cache, chunk)
         if len(ids) >= CHUNK_TOKENS:
-            self._wait_for_device()
+            self.wait_for_device()
             self.prefill_tokens_per_s = len(ids) / (time.perf_counter() - started)
         if logits is None:
             raise EmptyInput("there is nothing to feed to the model")
@@ -366,7 +366,7 @@ class TransformersEngine(Engine):
         if self.layout.window_layers:
             raise InputError("a cache with window layers cannot be put together from parts")
 
-    def _wait_for_device(self) -> None:
+    def wait_for_device(self) -> None:
         """Let what was asked of a GPU be done before the clock is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -18,7 +18,7 @@
     │   ├── UnsupportedLayout             a cache whose meaning we cannot state
     │   └── UnsupportedModel              a model that cannot be loaded faithfully
     ├── BatonRefused                  5   strict mode: the baton would not have been used
-    ├── NotTrusted                    6   not authentic, not for us, foreign domain
+    ├── NotTrusted                    6   not authentic, not for us, foreign domain (``fault``)
     ├── BatonUnavailable              7   manifest or transcript absent, unreadable or too late
     ├── FormatError                   8   bytes that do not follow docs/spec (``fault``, ``at``)
     │   └── DigestMismatch                bytes that are not the ones that were promised
@@ -29,7 +29,8 @@
     │   └── UnknownScheme
     ├── OutOfMemory                   10  the cache would not fit
     ├── DeadlineExceeded              11  no time left, and no route that could still answer
-    └── ModelUnavailable              12  weights that are not here and cannot be fetched
+    ├── ModelUnavailable              12  weights that are not here and cannot be fetched
+    └── Filtered                      13  a text filter refused what would have been passed on
 """
 
 from __future__ import annotations
@@ -141,10 +142,49 @@ class BatonRefused(KvbatonError):
         self.reason_code = reason_code
 
 
+class TrustFault(StrEnum):
+    """Each way in which a baton or a ticket can be not trusted; also reason codes."""
+
+    DOMAIN = "domain-differs"
+    UNSIGNED = "unsigned"
+    DOUBLY_SIGNED = "doubly-signed"
+    ENVELOPE = "envelope-malformed"
+    PAYLOAD_TYPE = "payload-type"
+    KEYID = "keyid-wrong"
+    UNKNOWN_KEY = "unknown-key"
+    KEY_REVOKED = "key-revoked"
+    ANCESTOR_REVOKED = "ancestor-revoked"
+    SIGNATURE = "signature-wrong"
+    SIGNER = "signer-not-sender"
+    EXPIRED = "expired"
+    NOT_YET = "not-yet-valid"
+    CLAIMS = "claims-too-good"
+    TICKET_MISSING = "ticket-missing"
+    TICKET_INVALID = "ticket-invalid"
+    TICKET_OTHER = "ticket-other-baton"
+    TICKET_AUDIENCE = "ticket-audience"
+    TICKET_EXPIRED = "ticket-expired"
+    TICKET_SPENT = "ticket-spent"
+
+
 class NotTrusted(KvbatonError):
-    """The baton is not authentic or not for this receiver; nothing of it was used."""
+    """The baton is not authentic or not for this receiver; nothing of it was used.
+
+    ``fault`` says what is wrong.  The sentence never quotes the baton.
+    """
 
     exit_code = 6
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        fault: TrustFault = TrustFault.DOMAIN,
+        at: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(sentence, at=at, hint=hint)
+        self.fault = fault
 
 
 class BatonUnavailable(KvbatonError):
@@ -188,6 +228,8 @@ class Fault(StrEnum):
     NOT_FINITE = "not-finite"
     ENVELOPE = "envelope"
     DIGEST = "digest"
+    BINDING = "kv-of-other-tokens"
+    DECRYPTION = "decryption"
 
 
 class FormatError(KvbatonError):
@@ -245,3 +287,9 @@ class ModelUnavailable(KvbatonError):
     """Weights that are not on this machine and cannot be fetched."""
 
     exit_code = 12
+
+
+class Filtered(KvbatonError):
+    """A text filter refused what would have been handed off or taken; nothing was."""
+
+    exit_code = 13

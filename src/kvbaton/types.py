@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvbaton.kinds import FidelityClass as FidelityClass
+from kvbaton.kinds import Mode as Mode
+from kvbaton.kinds import Outcome as Outcome
+from kvbaton.kinds import ReasonCode as ReasonCode
+from kvbaton.kinds import Role as Role
+from kvbaton.kinds import Route as Route
+from kvbaton.kinds import SegmentKind as SegmentKind
 from kvbaton.layouts import DTYPE_BYTES as DTYPE_BYTES
 from kvbaton.layouts import KVLayout as KVLayout
 from kvbaton.layouts import LayerKind as LayerKind
@@ -22,60 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 JSON = dict[str, Any]
-
-
-class SegmentKind(StrEnum):
-    """``run``: full-attention layers of a run of tokens.  ``window``: the window layers' state."""
-
-    RUN = "run"
-    WINDOW = "window"
-
-
-class FidelityClass(StrEnum):
-    """From best to worst."""
-
-    EXACT = "exact"
-    LOSSY = "lossy"
-    APPROXIMATE = "approximate"
-
-
-class Mode(StrEnum):
-    """How the receiver uses the sender's context."""
-
-    CONTINUE = "continue"
-    SHARED_PREFIX = "shared-prefix"
-    SLICE = "slice"
-
-
-class Route(StrEnum):
-    """How the answer was computed."""
-
-    BATON = "baton"
-    PARTIAL = "partial"
-    TEXT = "text"
-
-
-class Outcome(StrEnum):
-    """Outcome classes of a take; never mixed."""
-
-    USED = "used"
-    KV_UNUSABLE = "kv-unusable"
-    UNAVAILABLE = "unavailable"
-    NOT_TRUSTED = "not-trusted"
-    SUPERSEDED = "superseded"
-    NO_BATON = "no-baton"
-
-
-class Role(StrEnum):
-    """Whose words a span of tokens is."""
-
-    SHARED = "shared"
-    SYSTEM = "system"
-    TASK = "task"
-    TOOL = "tool"
-    REASONING = "reasoning"
-    GENERATED = "generated"
-    HISTORY = "history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,38 +406,6 @@ class AlignedLayer(DecodedLayer):
 
 
 # --- decisions and evidence --------------------------------------------------------------------
-
-
-class ReasonCode(StrEnum):
-    """Why a baton was not used, or not wholly; also counters' label."""
-
-    FUNCTION_DIFFERS = "function-differs"
-    DOMAIN_DIFFERS = "domain-differs"
-    WINDOW_EXCEEDED = "window-exceeded"
-    MEMORY = "memory"
-    SEGMENT_MISSING = "segment-missing"
-    SEGMENT_CORRUPT = "segment-corrupt"
-    SEGMENT_CONTRADICTS = "segment-contradicts"
-    MANIFEST_CORRUPT = "manifest-corrupt"
-    MANIFEST_MISSING = "manifest-missing"
-    TRANSCRIPT_CORRUPT = "transcript-corrupt"
-    TRANSCRIPT_MISSING = "transcript-missing"
-    STORE_ERROR = "store-error"
-    DEADLINE = "deadline"
-    TOKENS_DIVERGE = "tokens-diverge"
-    WINDOW_STATE = "window-state"
-    FIDELITY = "fidelity"
-    CODEC_UNKNOWN = "codec-unknown"
-    NO_KV = "no-kv"
-    ASKED_FOR_TEXT = "asked-for-text"
-    TWO_SYSTEM_PROMPTS = "two-system-prompts"
-    PREFIX_HIT = "prefix-hit"
-    SHARED_PREFIX_DIFFERS = "shared-prefix-differs"
-    HOPS = "lossy-hops"
-    CALIBRATION = "calibration-missing"
-    SLICE_REFUSED = "slice-refused"
-    WINDOW_FITTED = "window-fitted"
-    FIRST_TOKENS = "first-tokens-odd"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ class DomainKeys:
     secret
         32 random bytes, kept by the domain.  Never shown.
 
+    ``signing_seed`` and ``encryption`` are 32 bytes each: of the key that signs where a domain
+    has no other, and of what encrypts in its stores.
+
     Raises
     ------
     InputError
@@ -78,6 +81,8 @@ class DomainKeys:
     _transcript: bytes = field(init=False, repr=False, compare=False)
     _tokens: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
+    signing_seed: bytes = field(init=False, repr=False, compare=False)
+    encryption: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES:
@@ -133,6 +138,8 @@ _PURPOSES = (
     ("_transcript", "transcript address"),
     ("_tokens", "token digest"),
     ("_prefix", "prefix key"),
+    ("signing_seed", "signing seed"),
+    ("encryption", "encryption"),
 )
 
 

@@ -11,7 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvbaton.errors import InputError, NotFound, StoreError, StoreFull, StoreTimeout
-from kvbaton.stores import Entry, Key, Kind, Reader, Store, StoreURL, byte_views, check_range
+from kvbaton.stores import (
+    Entry,
+    Key,
+    Kind,
+    Reader,
+    Store,
+    StoreURL,
+    byte_views,
+    check_range,
+    claim_by_put,
+)
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -32,6 +42,7 @@ class SqliteStore(Store):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = _connect(self._path)
             self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(TABLE)
 
     @classmethod
@@ -53,6 +64,10 @@ class SqliteStore(Store):
             insert = "INSERT INTO objects (used_ns, kind, name, data) VALUES (?, ?, ?, ?)"
             db.execute(insert, (*where, data))
         return len(data)
+
+    def claim(self, key: Key, data: bytes) -> bool:
+        """Insert a row that nobody else can: a put is one transaction, and synced."""
+        return claim_by_put(self, key, data)
 
     def open(self, key: Key) -> Reader:
         """Open the row's blob on a connection of its own."""

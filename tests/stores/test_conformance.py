@@ -11,6 +11,8 @@ _NUMBERS = itertools.count()
 class TestMemoryStore(StoreTests):
     """Objects in this process."""
 
+    spans_processes = False
+
     def make_store(self, tmp_path):
         """Anonymous, so that no two tests share objects."""
         return MemoryStore()
@@ -35,6 +37,8 @@ class TestDirectoryStoreWithLimit(StoreTests):
 class TestFaultyStore(StoreTests):
     """The double without faults is a store like any other."""
 
+    spans_processes = False
+
     def make_store(self, tmp_path):
         """Around a memory store."""
         return FaultyStore(MemoryStore())
@@ -42,6 +46,8 @@ class TestFaultyStore(StoreTests):
 
 class TestFsspecMemory(StoreTests):
     """A protocol on which a put is atomic."""
+
+    spans_processes = False
 
     one_writer_wins = False
     renews_age = False

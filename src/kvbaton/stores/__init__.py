@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvbaton.errors import StoreError, UnknownScheme
 from kvbaton.registry import Provider, Registry
-from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
+from kvbaton.stores.base import (
+    Entry,
+    Key,
+    Kind,
+    Reader,
+    Store,
+    byte_views,
+    check_range,
+    claim_by_put,
+)
 from kvbaton.stores.urls import StoreURL, parse_size
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ __all__ = [
     "StoreURL",
     "byte_views",
     "check_range",
+    "claim_by_put",
     "open_store",
     "parse_size",
     "register_store",

@@ -10,7 +10,15 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from kvbaton.errors import Fault, FormatError, InputError, NotFound, StoreError, UnknownScheme
+from kvbaton.errors import (
+    Fault,
+    FormatError,
+    InputError,
+    NotFound,
+    StoreError,
+    UnknownScheme,
+    Unsupported,
+)
 from kvbaton.stores.urls import StoreURL
 
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -23,6 +31,8 @@ class Kind(StrEnum):
     BATON = "batons"
     TRANSCRIPT = "transcripts"
     PREFIX = "prefixes"
+    SPENT = "spent"
+    """What was claimed, once and for all; never evicted."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,7 +111,7 @@ class Reader(ABC):
 
 
 class Store(ABC):
-    """Where segments, batons, transcripts and prefix records live.
+    """Where segments, batons, transcripts, prefix records and spent claims live.
 
     A key names its content: it is put once, and a second put of the same key changes nothing.
     All methods may be called from several threads and processes at once.
@@ -180,6 +190,28 @@ class Store(ABC):
                 )
             return reader.read(0, reader.size_bytes)
 
+    def claim(self, key: Key, data: bytes) -> bool:
+        """Put a record under a name of kind ``spent``, unless one is there.
+
+        True for exactly one caller among all threads and processes, also after a crash or a
+        restart: the record lies where it lasts before this returns, it is never evicted, and
+        whoever comes later gets False.  A call that raises may have claimed the name.
+
+        The base class cannot know whether a store's ``put`` decides between two writers, so it
+        refuses; a store whose ``put`` does, and lasts, may use :func:`claim_by_put`.
+
+        Raises
+        ------
+        Unsupported
+            The store cannot decide between two callers.
+        InputError
+            The key is of another kind, or there are no bytes.
+        StoreError
+            The record could not be written.
+        """
+        check_claim(key, data)
+        raise cannot_claim(self.url)
+
     def free_bytes(self) -> int | None:
         """Bytes that can be put before anything is evicted or refused; None where unknown."""
         return None
@@ -197,6 +229,42 @@ class Store(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_claim(key: Key, data: bytes) -> None:
+    """Refuse claims that would not last or could not be told from a lost one.
+
+    Raises
+    ------
+    InputError
+        The key is not of kind ``spent``, or there are no bytes.
+    """
+    if key.kind is not Kind.SPENT:
+        raise InputError(f"{key} cannot be claimed", hint="names of kind spent can")
+    if not data:
+        raise InputError("a claim needs at least one byte")
+
+
+def cannot_claim(url: str) -> Unsupported:
+    """The refusal of a store that cannot decide between two callers."""
+    return Unsupported(
+        "the store cannot claim a name for exactly one caller, so nothing can be used once in it",
+        at=url,
+        hint="a dir:// store can",
+    )
+
+
+def claim_by_put(store: Store, key: Key, data: bytes) -> bool:
+    """:meth:`Store.claim` for a store whose ``put`` writes for exactly one of several callers at
+    once, and has what it wrote on lasting memory when it returns.
+
+    Raises
+    ------
+    InputError, StoreError
+        See :meth:`Store.claim`.
+    """
+    check_claim(key, data)
+    return store.put(key, [data]) > 0
 
 
 def byte_views(parts: Sequence[memoryview | bytes]) -> list[memoryview]:

@@ -1,14 +1,16 @@
 """``dir:///path``: a store in a directory, on a disk or in shared memory.
 
-Layout: ``segments/ab/<64 hex>`` and likewise ``batons``, ``transcripts``, ``prefixes``; ``tmp`` for
-what is being written; ``usage`` for the count of bytes and the lock.  Folders are 0700, files 0600.
+Layout: ``segments/ab/<64 hex>`` and likewise ``batons``, ``transcripts``, ``prefixes``, ``spent``;
+``tmp`` for what is being written; ``usage`` for the count of bytes and the lock.  Folders are 0700,
+files 0600.
 
 An object is written to a private temporary file and renamed into place, so it is there whole or
 not at all.  A writer that is killed leaves a temporary file without a lock; the next writer
 removes it.
 
-**What is synced.**  Batons and transcripts are synced to disk before they become visible and
-their names before ``put`` returns: they are the context, nothing can replace them.  Segments and
+**What is synced.**  Batons, transcripts and spent claims are synced to disk before they become
+visible and their names before ``put`` returns: nothing can replace the context, and what was used
+once may not be used again after a power failure.  Segments and
 prefix records are not: a power failure may lose or truncate them, which a digest shows and a
 prefill repairs, and a truncated segment is replaced by the next put of its address.  The price of
 ``sync=all`` is one disk flush per segment on the way of the hand-off, tens of milliseconds on
@@ -30,7 +32,16 @@ from pathlib import Path
 from typing import Literal, cast
 
 from kvbaton.errors import InputError, StoreError, StoreFull
-from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
+from kvbaton.stores.base import (
+    Entry,
+    Key,
+    Kind,
+    Reader,
+    Store,
+    byte_views,
+    check_range,
+    claim_by_put,
+)
 from kvbaton.stores.directory_account import Account, Usage
 from kvbaton.stores.directory_files import (
     TEMPORARY,
@@ -52,7 +63,7 @@ from kvbaton.stores.urls import StoreURL
 
 Sync = Literal["batons", "all"]
 _SYNCED: dict[str, frozenset[Kind]] = {
-    "batons": frozenset({Kind.BATON, Kind.TRANSCRIPT}),
+    "batons": frozenset({Kind.BATON, Kind.TRANSCRIPT, Kind.SPENT}),
     "all": frozenset(Kind),
 }
 
@@ -66,7 +77,7 @@ class DirectoryStore(Store):
         The directory; made, with mode 0700, where it does not exist.
     max_bytes
         Size limit.  When a put would pass it, the objects that were not used for longest give
-        way, segments and prefix records before batons and transcripts.
+        way, segments and prefix records before batons and transcripts; spent claims never do.
     sync
         What is flushed to disk before it becomes visible; see the module.
 
@@ -151,6 +162,10 @@ class DirectoryStore(Store):
             except FileNotFoundError:
                 return False
             return True
+
+    def claim(self, key: Key, data: bytes) -> bool:
+        """See :meth:`Store.claim`; decided under the store's lock, and synced."""
+        return claim_by_put(self, key, data)
 
     def exists(self, key: Key) -> bool:
         """See :meth:`Store.exists`; does not count as a use."""

@@ -30,7 +30,7 @@ from kvbaton.stores.directory_files import (
     shard,
     temporary_sizes,
 )
-from kvbaton.stores.eviction import eviction_rank
+from kvbaton.stores.eviction import may_be_evicted, rank_of
 
 _RECORD = re.compile(rb"([0-9a-f-]+) (\d{20})\n")
 
@@ -142,22 +142,23 @@ class Account:
             else:
                 raise StoreFull(
                     f"{size_bytes} bytes are needed, of the {self._max_bytes} that the store may "
-                    f"hold {used_bytes} are being written"
+                    f"hold {used_bytes} are being written or may not be evicted"
                 )
         return used_bytes
 
     def _may_go_unseen(self) -> bool:
         """Whether the next candidate of an earlier scan is still next.  What came since then is
         younger, but it may be of a kind that gives way before the kinds of a higher rank."""
-        return bool(self._candidates) and eviction_rank(self._candidates[0].key.kind) == 0
+        return bool(self._candidates) and rank_of(self._candidates[0].key) == 0
 
     def _scan(self) -> tuple[int, deque[Found]]:
-        """Bytes held and set aside, and every object in the order in which they give way."""
+        """Bytes held and set aside, and what may be evicted in the order in which it gives way."""
         with folder(f"{self._root}/{TEMPORARY}") as temporary:
             used = sum(size for _, size in temporary_sizes(inside=temporary))
         found = [item for kind in Kind for item in objects(self._root, kind)]
-        found.sort(key=lambda f: (eviction_rank(f.key.kind), f.used_ns, f.key.name))
-        return used + sum(f.size_bytes for f in found), deque(found)
+        going = [item for item in found if may_be_evicted(item.key)]
+        going.sort(key=lambda f: (rank_of(f.key), f.used_ns, f.key.name))
+        return used + sum(f.size_bytes for f in found), deque(going)
 
     def _evict(self, candidate: Found) -> int:
         """Remove an object unless it is gone or was used since the scan; returns bytes freed."""

@@ -7,7 +7,9 @@ roles) or from ``storage_options``, never from the URL, because batons carry the
 
 What differs from a directory store, because fsspec cannot do it: two processes that put one key
 at the same moment may both write it (the same bytes, so nothing is lost); a put of an existing
-key does not renew its age; there is no size limit (object stores have lifecycle rules).
+key does not renew its age; there is no size limit (object stores have lifecycle rules); a name can
+be claimed for one caller on local disks and in fsspec's own memory only.  Elsewhere fsspec asks
+whether a file exists and then writes it, which does not decide between two writers.
 """
 
 from __future__ import annotations
@@ -16,20 +18,31 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from kvbaton.errors import InputError, NotFound, StoreError, StoreFull, StoreTimeout, UnknownScheme
-from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
+from kvbaton.stores.base import (
+    Entry,
+    Key,
+    Kind,
+    Reader,
+    Store,
+    byte_views,
+    cannot_claim,
+    check_claim,
+    check_range,
+)
 from kvbaton.stores.urls import StoreURL
 
 _PREFIX = "fsspec+"
@@ -61,6 +74,8 @@ class FsspecStore(Store):
     StoreError
         The file system refused.
     """
+
+    _claiming: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self, url: str | StoreURL, *, storage_options: Mapping[str, Any] | None = None
@@ -134,6 +149,23 @@ class FsspecStore(Store):
             except FileNotFoundError:
                 return False
             return True
+
+    def claim(self, key: Key, data: bytes) -> bool:
+        """See :meth:`Store.claim`.  By exclusive creation on a local disk; fsspec's memory is one
+        for the process, so a lock of the process decides.
+
+        A claim on disk that fails half way stays claimed.
+        """
+        check_claim(key, data)
+        path = self._path(key)
+        with _translated(f"{key} could not be claimed"):
+            if isinstance(self._fs, LocalFileSystem):
+                self._make_folder(path)
+                return _create_synced(path, data)
+            if self._protocol == "memory":
+                with self._claiming:
+                    return self.put(key, [data]) > 0
+        raise cannot_claim(self.url)
 
     def exists(self, key: Key) -> bool:
         """See :meth:`Store.exists`."""
@@ -228,13 +260,31 @@ def _file_system(protocol: str, location: str, options: dict[str, Any]) -> Any:
     return fs
 
 
-def _write_private(path: str, data: bytes) -> None:
+def _write_private(path: str, data: bytes, *, sync: bool = False) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with io.FileIO(descriptor, "w") as file:
         os.fchmod(descriptor, 0o600)
         view = memoryview(data)
         while view.nbytes:
             view = view[file.write(view) :]
+        if sync:
+            os.fsync(descriptor)
+
+
+def _create_synced(path: str, data: bytes) -> bool:
+    """Write a file that only one caller can create, and sync it and its name; False where it is
+    there already."""
+    try:
+        _write_private(path, data, sync=True)
+    except FileExistsError:
+        return False
+    for folder in list(Path(path).parents)[:3]:  # any of them may be new
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return True
 
 
 @contextmanager

@@ -10,8 +10,17 @@ from typing import ClassVar
 from weakref import WeakValueDictionary
 
 from kvbaton.errors import InputError, NotFound, StoreFull
-from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
-from kvbaton.stores.eviction import eviction_rank
+from kvbaton.stores.base import (
+    Entry,
+    Key,
+    Kind,
+    Reader,
+    Store,
+    byte_views,
+    check_range,
+    claim_by_put,
+)
+from kvbaton.stores.eviction import may_be_evicted, rank_of
 from kvbaton.stores.urls import StoreURL
 
 
@@ -99,7 +108,10 @@ class MemoryStore(Store):
         if size_bytes > self._max_bytes:
             raise StoreFull(f"{size_bytes} bytes are needed, the store may hold {self._max_bytes}")
         excess = self._shelf.used_bytes() + size_bytes - self._max_bytes
-        for key in sorted(self._shelf.objects, key=lambda k: eviction_rank(k.kind)):
+        going = sorted(filter(may_be_evicted, self._shelf.objects), key=rank_of)
+        if excess > sum(len(self._shelf.objects[key][0]) for key in going):
+            raise StoreFull(f"{size_bytes} bytes are needed, what may not be evicted leaves less")
+        for key in going:
             if excess <= 0:
                 break
             excess -= len(self._shelf.objects.pop(key)[0])
@@ -115,6 +127,10 @@ class MemoryStore(Store):
         """See :meth:`Store.delete`; open readers keep their bytes."""
         with self._shelf.lock:
             return self._shelf.objects.pop(key, None) is not None
+
+    def claim(self, key: Key, data: bytes) -> bool:
+        """See :meth:`Store.claim`; lasts as long as the process, like everything here."""
+        return claim_by_put(self, key, data)
 
     def exists(self, key: Key) -> bool:
         """See :meth:`Store.exists`; does not count as a use."""

@@ -34,12 +34,13 @@ from kvbaton.stores import (
     register_store,
 )
 
-Operation = Literal["put", "open", "read", "delete", "list", "exists"]
+Operation = Literal["put", "open", "read", "delete", "list", "exists", "claim"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCall:
-    """One call: for ``read`` the range, for ``put`` the size; ``key`` is None for ``list``."""
+    """One call: for ``read`` the range, for ``put`` and ``claim`` the size; ``key`` is None for
+    ``list``."""
 
     operation: Operation
     kind: Kind
@@ -231,6 +232,11 @@ class FaultyStore(Store):
         """See :meth:`Store.list`."""
         self.befall(StoreCall("list", kind, None))
         return self.inner.list(kind)
+
+    def claim(self, key: Key, data: bytes) -> bool:
+        """See :meth:`Store.claim`."""
+        self.befall(StoreCall("claim", key.kind, key, 0, len(data)))
+        return self.inner.claim(key, data)
 
     def exists(self, key: Key) -> bool:
         """See :meth:`Store.exists`."""

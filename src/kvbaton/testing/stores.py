@@ -10,6 +10,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbaton.errors import Fault, FormatError, InputError, NotFound, StoreError
+from kvbaton.errors import Fault, FormatError, InputError, NotFound, StoreError, Unsupported
 from kvbaton.stores import Key, Kind, Store, open_store
 
 LARGE_BYTES = 5_000_011
@@ -55,6 +58,10 @@ class StoreTests:
         A put of a key that exists moves it to the end of the listing.
     fine_ages
         Objects that are put one right after another have different ages.
+    claims
+        The store can claim a name for exactly one caller; ``Unsupported`` where it cannot.
+    spans_processes
+        Another process that opens the URL sees the same objects.
     max_examples
         Examples for each property test.
     """
@@ -63,6 +70,8 @@ class StoreTests:
     one_writer_wins = True
     renews_age = True
     fine_ages = True
+    claims = True
+    spans_processes = True
     max_examples = 25
 
     @abstractmethod
@@ -308,6 +317,79 @@ class StoreTests:
         free = store.free_bytes()
         assert free is None or free >= 0
 
+    def test_a_name_is_claimed_once(self, store: Store) -> None:
+        """The first claim is True, every later one False, and the record is the first one's."""
+        key = Key(Kind.SPENT, name_of(1))
+        if not self.claims:
+            with pytest.raises(Unsupported):
+                store.claim(key, b"first")
+            assert not store.exists(key)
+            return
+        assert store.claim(key, b"first") is True
+        assert store.claim(key, b"again") is False
+        assert contents(store, key) == b"first"
+        assert [entry.key for entry in store.list(Kind.SPENT)] == [key]
+        assert store.claim(Key(Kind.SPENT, name_of(2)), b"other") is True
+
+    def test_claims_that_could_be_lost_are_refused(self, store: Store) -> None:
+        """Only names of kind ``spent`` can be claimed, with at least one byte."""
+        for kind in set(Kind) - {Kind.SPENT}:
+            with pytest.raises(InputError):
+                store.claim(Key(kind, name_of(1)), b"first")
+        with pytest.raises(InputError):
+            store.claim(Key(Kind.SPENT, name_of(1)), b"")
+        assert [list(store.list(kind)) for kind in Kind] == [[]] * len(Kind)
+
+    def test_claims_outlive_the_store(self, store: Store) -> None:
+        """A store that is opened again by its URL remembers what was claimed."""
+        if not (self.claims and self.opens_by_url):
+            return
+        keys = [Key(Kind.SPENT, name_of(number)) for number in range(3)]
+        assert all(store.claim(key, b"first") for key in keys)
+        with open_store(store.url) as again:
+            assert not any(again.claim(key, b"again") for key in keys)
+
+    def test_threads_that_claim_one_name(self, store: Store) -> None:
+        """Of threads that claim a name at the same moment exactly one gets it."""
+        if not self.claims:
+            return
+        rounds, threads = 20, 8
+        barrier = threading.Barrier(threads)
+
+        def claim_all(number: int) -> list[bool]:
+            won = []
+            for turn in range(rounds):
+                barrier.wait()
+                won.append(store.claim(Key(Kind.SPENT, name_of(turn)), bytes([number + 1])))
+            return won
+
+        with ThreadPoolExecutor(threads) as pool:
+            winners = zip(*pool.map(claim_all, range(threads)), strict=True)
+        assert [sum(won) for won in winners] == [1] * rounds
+
+    def test_processes_that_claim_one_name(self, store: Store) -> None:
+        """Of processes that claim the same names at the same time exactly one gets each."""
+        if not (self.claims and self.spans_processes):
+            return
+        rounds, processes = 40, 3
+        command = [sys.executable, "-c", _CLAIM_ALL, json.dumps(sys.path), store.url, str(rounds)]
+        with contextlib.ExitStack() as stack:
+            running = [
+                stack.enter_context(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                )
+                for _ in range(processes)
+            ]
+            for child in running:
+                assert child.stdout is not None
+                assert child.stdout.readline().strip() == b"ready"
+            for child in running:
+                assert child.stdin is not None
+                child.stdin.write(b"go\n")
+                child.stdin.flush()
+            said = [json.loads(child.communicate()[0]) for child in running]
+        assert [sum(won) for won in zip(*said, strict=True)] == [1] * rounds
+
     def test_any_history_agrees_with_a_dict(self, tmp_path: Path) -> None:
         """After any sequence of puts, gets and deletes the store holds what a dict would."""
         operation = st.tuples(st.sampled_from(["put", "get", "delete"]), _KEYS, _THREE)
@@ -342,5 +424,15 @@ class StoreTests:
                 store.open(key)
 
 
+_CLAIM_ALL = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from kvbaton.stores import Key, Kind, open_store
+store = open_store(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+names = (f"{number:064x}" for number in range(int(sys.argv[3])))
+print(json.dumps([store.claim(Key(Kind.SPENT, name), b"spent") for name in names]))
+"""
 _KEYS = st.builds(Key, st.sampled_from(Kind), st.integers(0, 3).map(name_of))
 _THREE = st.binary(min_size=3, max_size=3)

@@ -181,6 +181,34 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def first_values(self, ids: Sequence[int]) -> torch.Tensor:
+        """V ``[kv_heads, n, v_dim]`` of layer 0 for each of ``ids``, on the host.
+
+        It depends on the id alone.  The other layers are not run, and ``computed_tokens`` does
+        not count it.
+
+        Raises
+        ------
+        InputError
+            The model has no such id.
+        """
+
+    @abstractmethod
+    def window_differences(
+        self, cache: Any, ids: Sequence[int], rows: Sequence[int]
+    ) -> torch.Tensor:
+        """How far K and V of chosen positions lie from those computed anew on top of the cache.
+
+        The cache is bit for bit the same afterwards, and ``computed_tokens`` does not count it.
+        Raises as ``recompute`` does.
+
+        Returns
+        -------
+        torch.Tensor
+            Relative differences of K and of V ``[2, layers, n]``, float32, on the host.
+        """
+
+    @abstractmethod
     def free_memory_bytes(self) -> int:
         """Memory in which a cache could be placed now."""
 

@@ -258,6 +258,37 @@ class TransformersEngine(Engine):
         keys, values = zip(*parts, strict=True)
         return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
+    def first_values(self, ids: Sequence[int]) -> torch.Tensor:
+        """V ``[kv_heads, n, v_dim]`` of layer 0 for each of ``ids``, on the host."""
+        if not ids:
+            raise EmptyInput("there are no ids to compute values of")
+        self.require_known(ids)
+        with self._uncounted():
+            parts = [
+                self.first_layer(ids[start : start + CHUNK_TOKENS], 0)[1]
+                for start in range(0, len(ids), CHUNK_TOKENS)
+            ]
+            return torch.cat(parts, dim=1).cpu()
+
+    def window_differences(
+        self, cache: KVCache, ids: Sequence[int], rows: Sequence[int]
+    ) -> torch.Tensor:
+        """Relative differences ``[2, layers, n]`` of rows to those computed anew; see the base."""
+        layers = self._require_recomputable(cache, ids, rows, None)
+        with self._uncounted(), self._fixed_threads(), self._rope_lock:
+            return recompute.differences(
+                self.model, self.cache_argument, cache, ids, rows, layers=layers
+            )
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Leave what is computed here out of this thread's count."""
+        before = self.computed_tokens()
+        try:
+            yield
+        finally:
+            self._counter.total = before
+
     def recompute(
         self,
         cache: KVCache,

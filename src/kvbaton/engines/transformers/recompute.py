@@ -206,6 +206,57 @@ def causal_rows(places: torch.Tensor, tokens: int, dtype: torch.dtype) -> torch.
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
 
 
+@torch.inference_mode()
+def differences(
+    model: Any,
+    argument: str,
+    cache: KVCache,
+    ids: Sequence[int],
+    rows: Sequence[int],
+    *,
+    layers: int,
+) -> torch.Tensor:
+    """Relative differences ``[2, layers, n]`` of rows' K and V to those computed anew.
+
+    All rows are computed anew as a whole, each layer behind the fresh one before it; what was in
+    the cache is put back.  Arguments are as for ``recompute``.
+    """
+    written, found = _Written(cache), _Differences(layers)
+    try:
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = list(rows[start : start + ROWS_AT_ONCE])
+            places = torch.tensor(part, device=cache.layers[0].k_store.device)
+            merging = _Merging(cache, written, places, layers=layers, told=found)
+            tokens = torch.tensor([[ids[row] for row in part]], device=places.device)
+            _run(model, argument, merging, tokens, places, cache)
+    finally:
+        written.put_back()
+    return found.relative
+
+
+class _Differences:
+    """Gathers how far the rows' fresh K and V of every layer lie from the old ones."""
+
+    def __init__(self, layers: int) -> None:
+        self._parts: list[list[torch.Tensor]] = [[] for _ in range(layers)]
+
+    def __call__(
+        self,
+        layer: int,
+        old: tuple[torch.Tensor, torch.Tensor],
+        new: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        pairs = [(a[0].float(), b[0].float()) for a, b in zip(old, new, strict=True)]
+        off = [(b - a).norm(dim=(0, 2)) for a, b in pairs]
+        size = [b.norm(dim=(0, 2)).clamp_min(torch.finfo(b.dtype).tiny) for _, b in pairs]
+        self._parts[layer].append(torch.stack(off) / torch.stack(size))
+
+    @property
+    def relative(self) -> torch.Tensor:
+        """``[2, layers, rows]`` float32: of K, and of V."""
+        return torch.stack([torch.cat(parts, dim=1) for parts in self._parts], dim=1).cpu()
+
+
 class Deviation:
     """Sums up how far the rows' fresh K and V of one layer lie from the old ones."""
 

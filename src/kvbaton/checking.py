@@ -1,0 +1,229 @@
+"""Layers that belong to their tokens: the check of layer 0 between decoding and attaching.
+
+V of layer 0 is computed anew for the ids of everything that is attached, and compared before any
+later layer is looked at.  Keys need no check of their own: where a segment was computed, and by
+which rotary table, is part of its header and of the model's function, which were checked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbaton import codecs
+from kvbaton.arrows import Cut, Opened
+from kvbaton.engines.base import Engine
+from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.probes import binding
+from kvbaton.reasons import located
+from kvbaton.types import (
+    DecodedLayer,
+    Fidelity,
+    FidelityClass,
+    LayerRange,
+    SegmentHeader,
+    TokenRun,
+)
+from kvbaton.wire.structure import layer_places
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbaton.codecs.calibration import CalibrationRecord
+
+Lost = Callable[[Fidelity], float | None]
+"""What a segment promises -> the measured relative error of V of layer 0; None if unknown."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a check has done: positions compared, and tokens whose V was computed for it."""
+
+    positions: int = 0
+    computed_tokens: int = 0
+
+
+def check_layers(
+    decoded: Iterable[tuple[int, DecodedLayer]],
+    opened: Sequence[Opened],
+    ids: Sequence[int],
+    engine: Engine,
+    *,
+    cuts: Sequence[Sequence[Cut]] | None = None,
+    noise: float = 0.0,
+    lost: Lost | None = None,
+    tally: Tally | None = None,
+) -> Iterator[tuple[int, DecodedLayer]]:
+    """Pass on layers; those of layer 0 only if their V is that of the baton's tokens.
+
+    Where layer 0 is a window layer, only the end of the sequence has a V to compare.
+
+    Parameters
+    ----------
+    decoded
+        By layer and then by position, with the index of each one's segment.
+    opened
+        The segments.
+    ids
+        Ids of the baton, by its positions.
+    cuts
+        Positions of each segment of the manifest that are attached, in those at which it was
+        computed; all by default.
+    noise
+        Relative level of noise that the sender has added to K and V.  Tokens whose V differ by
+        less than twice of it are not told apart.
+    lost
+        Finds the error of a codec through which V went before it was stored losslessly.
+    tally
+        Is told what was done.
+
+    Raises
+    ------
+    FormatError
+        ``BINDING``: a position holds another token than the baton says; ``at`` is the segment's
+        range.
+    """
+    check = _TokenCheck(opened, ids, engine, noise, lost or _unknown, tally or Tally())
+    for index, part in decoded:
+        if part.layer == 0:
+            with located(f"$.segments[{index}]"):
+                check(index, part, None if cuts is None else cuts[index])
+        yield index, part
+
+
+def recorded_losses(find: Callable[[str], CalibrationRecord | None]) -> Lost:
+    """Errors of layer 0 by calibration record, from what finds records by their digest."""
+
+    def lost(fidelity: Fidelity) -> float | None:
+        record = None if fidelity.calibration is None else find(fidelity.calibration)
+        return None if record is None else record.first_layer_error
+
+    return lost
+
+
+def _unknown(_: Fidelity) -> None:
+    """No records are at hand."""
+
+
+class _TokenCheck:
+    """Compares V of layer 0; what is expected is computed once, for each id."""
+
+    def __init__(
+        self,
+        opened: Sequence[Opened],
+        ids: Sequence[int],
+        engine: Engine,
+        noise: float,
+        lost: Lost,
+        tally: Tally,
+    ) -> None:
+        self._ids, self._engine = ids, engine
+        self._noise, self._lost, self._tally = noise, lost, tally
+        self._opened = {item.index: item for item in opened}
+        self._rows: dict[int, int] = {}
+        self._table: torch.Tensor | None = None
+
+    def __call__(self, index: int, part: DecodedLayer, cuts: Sequence[Cut] | None) -> None:
+        item = self._opened[index]
+        number, place = next(
+            (n, entry) for n, entry in enumerate(item.header.ranges) if entry.layer == part.layer
+        )
+        expected = self._expected(item, part.run)
+        through = _through_codec(item.header, place, expected)
+        allowed = binding.Allowance(
+            item.header.layout.dtype, self._lost_before(item.header, place), self._noise
+        )
+        for first, stop in _attached(part.run, cuts):
+            self._tally.positions += stop - first
+            there = slice(first, stop)
+            found = allowed.first_other(
+                part.values[:, there],
+                expected[:, there],
+                None if through is None else through[:, there],
+            )
+            if found is not None:
+                position = part.run.first + item.shift + first + found
+                raise FormatError(
+                    f"position {position} holds the values of another token than the transcript "
+                    "has there",
+                    fault=Fault.BINDING,
+                    at=f"$.ranges[{number}]",
+                )
+
+    def _expected(self, item: Opened, run: TokenRun) -> torch.Tensor:
+        """V ``[kv_heads, n, v_dim]`` of the ids at a run's positions, on the host."""
+        import torch
+
+        if self._table is None:
+            self._table = self._computed()
+        rows = [self._rows[token] for token in self._tokens(item, run)]
+        return self._table[:, torch.tensor(rows)]
+
+    def _computed(self) -> torch.Tensor:
+        """V of each id that layer 0 of the segments stands for."""
+        for item in self._opened.values():
+            for place in item.header.ranges:
+                if place.layer == 0:
+                    for token in self._tokens(item, place.run):
+                        self._rows.setdefault(token, len(self._rows))
+        self._tally.computed_tokens += len(self._rows)
+        try:
+            return self._engine.first_values(list(self._rows))
+        except InputError as error:
+            raise FormatError(error.sentence, fault=Fault.BINDING, at="$.ranges[0]") from error
+
+    def _tokens(self, item: Opened, run: TokenRun) -> Sequence[int]:
+        """Ids of the baton at a segment's run."""
+        first = run.first + item.shift
+        found = self._ids[first : first + run.count]
+        if first < 0 or len(found) != run.count:
+            raise FormatError(
+                "the segment stands for positions that the baton does not have",
+                fault=Fault.TOKENS,
+                at="$.span",
+            )
+        return found
+
+    def _lost_before(self, header: SegmentHeader, place: LayerRange) -> float:
+        """Relative error that V may have besides that of the segment's own chain."""
+        fidelity = header.fidelity
+        chain = _v_chain(header, place)
+        own = chain.fidelity.kind is not FidelityClass.EXACT
+        approximate = fidelity.kind is FidelityClass.APPROXIMATE
+        before = "+" in fidelity.codec if own else fidelity.compressed
+        if not (before or approximate):
+            return 0.0
+        found = self._lost(fidelity)
+        return binding.UNKNOWN_LOSS if found is None else found
+
+
+def _v_chain(header: SegmentHeader, place: LayerRange) -> codecs.CodecChain:
+    return codecs.chain_from_json(header.codecs[place.v_codec], codecs.CODECS)
+
+
+def _through_codec(
+    header: SegmentHeader, place: LayerRange, expected: torch.Tensor
+) -> torch.Tensor | None:
+    """What the segment's chain makes of V; None where it loses nothing."""
+    chain = _v_chain(header, place)
+    if chain.fidelity.kind is FidelityClass.EXACT:
+        return None
+    _, v_place = layer_places(header.layout, place.layer, place.run.first)
+    skip = len(v_place.name) + 1
+    stored = {
+        tensor.name[skip:]: memoryview(bytearray(tensor.data))
+        for tensor in chain.encode(expected.contiguous(), v_place)
+    }
+    return chain.decode(stored, header.layout.dtype, tuple(expected.shape), v_place)
+
+
+def _attached(run: TokenRun, cuts: Sequence[Cut] | None) -> Iterator[tuple[int, int]]:
+    """The parts of a run that are attached, as indices into it."""
+    if cuts is None:
+        yield 0, run.count
+        return
+    for cut in cuts:
+        first, stop = max(run.first, cut.run.first), min(run.stop, cut.run.stop)
+        if first < stop:
+            yield first - run.first, stop - run.first

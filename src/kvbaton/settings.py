@@ -43,7 +43,7 @@ class Settings:
     Parameters
     ----------
     data_dir
-        Pulled models, measured noise floors, the domain's key, and the default store.
+        Pulled models, measured noise floors, the domain's keys, and the default store.
     cache_dir
         Unfinished downloads and digests of weights; may be deleted at any time.
     store
@@ -54,6 +54,9 @@ class Settings:
         Seconds that a take may spend until the first token.
     receipts
         File to which receipts are appended as JSON lines, or None.
+    key_passphrase_file
+        File (0600) with the passphrase of the private keys, or None; the passphrase itself would
+        leak to every child process.
     offline
         Never ask the Hugging Face hub (its own variable, ``HF_HUB_OFFLINE``).
     """
@@ -64,6 +67,7 @@ class Settings:
     domain: str = "local"
     deadline_s: float = DEFAULT_DEADLINE_S
     receipts: Path | None = None
+    key_passphrase_file: Path | None = None
     offline: bool = False
 
     def __post_init__(self) -> None:
@@ -72,7 +76,7 @@ class Settings:
 
     @property
     def domains(self) -> Path:
-        """Folder of the trust domains' keys."""
+        """Folder of the trust domains' secrets, of private keys, and of the trust file."""
         return self.data_dir / "domains"
 
 
@@ -118,6 +122,7 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "KVBATON_DOMAIN": ("domain", _domain),
     "KVBATON_DEADLINE_S": ("deadline_s", _seconds),
     "KVBATON_RECEIPTS": ("receipts", _path),
+    "KVBATON_KEY_PASSPHRASE_FILE": ("key_passphrase_file", _path),
     "HF_HUB_OFFLINE": ("offline", _flag),
 }
 """Variable -> the setting it gives and the check of its text."""

@@ -30,6 +30,7 @@ def test_every_variable_reaches_its_setting() -> None:
             "KVBATON_DOMAIN": "team-1",
             "KVBATON_DEADLINE_S": "2.5",
             "KVBATON_RECEIPTS": "/r.jsonl",
+            "KVBATON_KEY_PASSPHRASE_FILE": "/p",
             "HF_HUB_OFFLINE": "YES",
             "PATH": "/bin",
         }
@@ -41,6 +42,7 @@ def test_every_variable_reaches_its_setting() -> None:
         domain="team-1",
         deadline_s=2.5,
         receipts=Path("/r.jsonl"),
+        key_passphrase_file=Path("/p"),
         offline=True,
     )
 

@@ -14,15 +14,15 @@ _ONE_PROCESS = ("memory", "fsspec+memory")
 
 
 def trust_domain(chosen: settings.Settings | None = None) -> TrustDomain:
-    """The trust domain that the settings name; its key is made on first use.
+    """The trust domain that the settings name; its keys are made on first use.
 
     Raises
     ------
     SettingsError
-        The key cannot be made or used.
+        The keys cannot be made or used.
     """
     found = chosen or settings.from_environment()
-    return local_domain(found.domains, found.domain)
+    return local_domain(found.domains, found.domain, passphrase_file=found.key_passphrase_file)
 
 
 def store_url(given: str | None) -> str:

@@ -15,11 +15,16 @@ from kvbaton.seals.base import (
     Signers,
     Trust,
     TrustedKey,
+    key_id,
 )
+from kvbaton.seals.keyring import KeyRing, local_keys
 from kvbaton.seals.keys import TrustDomain, local_domain
+from kvbaton.seals.schemes import register_seal, seal_scheme, seal_schemes
+from kvbaton.seals.trust import TrustEntry, TrustFile
 
 __all__ = [
     "Grant",
+    "KeyRing",
     "KeyStatus",
     "Purpose",
     "Requirements",
@@ -28,6 +33,13 @@ __all__ = [
     "Signers",
     "Trust",
     "TrustDomain",
+    "TrustEntry",
+    "TrustFile",
     "TrustedKey",
+    "key_id",
     "local_domain",
+    "local_keys",
+    "register_seal",
+    "seal_scheme",
+    "seal_schemes",
 ]

@@ -6,7 +6,6 @@ makes its secret on first use.
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,12 @@ from kvbaton.seals.base import (
     key_id,
 )
 from kvbaton.seals.ed25519 import Ed25519
+from kvbaton.seals.keyring import local_keys
+from kvbaton.seals.private_files import make_folder, read_private, write_once
 from kvbaton.wire.digests import DomainKeys
 
 _SECRET_BYTES = 32
+_MAX_SECRET_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -89,48 +91,48 @@ class OwnKey:
         return self._requirements
 
 
-def local_domain(folder: Path, name: str = "local") -> TrustDomain:
-    """The domain whose secret lies in ``folder``; made on first use, readable by the owner only.
+def local_domain(
+    folder: Path, name: str = "local", *, passphrase_file: Path | None = None
+) -> TrustDomain:
+    """The domain whose secret lies in ``folder``, with private keys in ``folder/keys`` and known
+    ones in ``folder/trust.json``.
+
+    On first use a secret is made, and a key that signs for everybody in the domain and is trusted.
+    All of it is readable by the owner only.
+
+    Parameters
+    ----------
+    folder, name
+        Where domains lie, and which of them.
+    passphrase_file
+        File (0600) with the passphrase of the private keys; None where they have none.
 
     Raises
     ------
     SettingsError
-        The secret cannot be made or read, has a wrong size, or others may read it.
+        The secret, the keys or the trust file cannot be made or read, or others may read them.
     """
     path = folder / f"{name}.key"
     try:
-        secret = _read(path) if path.exists() else _make(path)
+        secret = _secret(path)
     except OSError as error:
         raise SettingsError(
             f"the key of trust domain {name!r} cannot be used: {error.strerror or error}",
             at=str(path),
         ) from error
-    return TrustDomain(name, DomainKeys(secret))
+    ring = local_keys(folder, passphrase_file=passphrase_file)
+    ring.ready(name)
+    return TrustDomain(name, DomainKeys(secret), signers=ring, trust=ring.trust)
 
 
-def _read(path: Path) -> bytes:
-    secret = path.read_bytes()
+def _secret(path: Path) -> bytes:
+    """The secret in a file; whoever makes it first wins, and all read the same."""
+    if not path.exists():
+        make_folder(path.parent)
+        write_once(path, secrets.token_bytes(_SECRET_BYTES))
+    secret, _ = read_private(path, "this domain key", limit_bytes=_MAX_SECRET_BYTES)
     if len(secret) != _SECRET_BYTES:
         raise SettingsError(
             f"a domain key has {_SECRET_BYTES} bytes, not {len(secret)}", at=str(path)
         )
-    if path.stat().st_mode & 0o077:
-        raise SettingsError("others may read this domain key", at=str(path), hint="chmod 600 it")
     return secret
-
-
-def _make(path: Path) -> bytes:
-    """Write a new secret aside and link it in place: whoever is first wins, all read the same."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_SECRET_BYTES))
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            return _read(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return _read(path)

@@ -72,14 +72,10 @@ def _filter(value: Any, at: str) -> PatternFilter:
         raise InputError(
             f"{action[:80]!r} is no action", at=f"{at}.action", hint=" or ".join(ACTIONS)
         )
+    name = _text(table, "name", at)
+    replacement = _text(table, "replacement", at, "[redacted]")
     try:
-        return PatternFilter(
-            _text(table, "name", at),
-            patterns,
-            action,
-            _text(table, "replacement", at, "[redacted]"),
-            ignore_case,
-        )
+        return PatternFilter(name, patterns, action, replacement, ignore_case)
     except InputError as error:
         raise InputError(
             error.sentence, at=at + error.at.removeprefix("$"), hint=error.hint

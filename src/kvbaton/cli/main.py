@@ -27,6 +27,7 @@ COMMANDS = (
     "verify_command",
     "diff_command",
     "rm_command",
+    "keys_command",
     "doctor_command",
     "tune_command",
     "audit_command",

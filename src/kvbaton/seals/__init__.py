@@ -19,6 +19,7 @@ from kvbaton.seals.base import (
 )
 from kvbaton.seals.keyring import KeyRing, local_keys
 from kvbaton.seals.keys import TrustDomain, local_domain
+from kvbaton.seals.public import public_line, read_public_line
 from kvbaton.seals.schemes import register_seal, seal_scheme, seal_schemes
 from kvbaton.seals.trust import TrustEntry, TrustFile
 
@@ -39,6 +40,8 @@ __all__ = [
     "key_id",
     "local_domain",
     "local_keys",
+    "public_line",
+    "read_public_line",
     "register_seal",
     "seal_scheme",
     "seal_schemes",

@@ -7,8 +7,6 @@ processes at once.  Writers take a lock, write aside and rename.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ from kvbaton.seals.base import (
     key_id,
 )
 from kvbaton.seals.private_files import make_folder, read_private, write_over
+from kvbaton.seals.public import MAX_PUBLIC_CHARS, read_public, spell_public
 from kvbaton.seals.schemes import seal_scheme
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import dumps, loads
@@ -37,8 +36,6 @@ TRUST_FORMAT = 1
 MAX_TRUST_BYTES = 4 << 20
 MAX_KEYS = 4096
 MAX_GRANTS = 256
-MAX_PUBLIC_CHARS = 16 << 10
-"""Characters of a public key in base64."""
 
 _LOCK_S = 10.0
 _WHAT = "the trust file"
@@ -374,7 +371,7 @@ def _entry_json(entry: TrustEntry) -> dict[str, Any]:
     return {
         "keyid": key.keyid,
         "scheme": key.scheme.name,
-        "public": base64.b64encode(key.public).decode("ascii"),
+        "public": spell_public(key.public),
         "grants": [{"sender": g.sender, "domain": g.domain} for g in key.grants],
         "purposes": sorted(purpose.value for purpose in key.purposes),
         "status": key.status.value,
@@ -414,7 +411,7 @@ def _domains(value: Any) -> dict[str, Requirements]:
 def _entry(value: Any, at: str) -> TrustEntry:
     item = f.read_object(value, at, _ENTRY)
     scheme = _scheme(f.read_name(item, "scheme", at), f"{at}.scheme")
-    public = parse_public(f.read_text(item, "public", at, at_most=MAX_PUBLIC_CHARS), f"{at}.public")
+    public = _public(f.read_text(item, "public", at, at_most=MAX_PUBLIC_CHARS), f"{at}.public")
     keyid = f.read_hex64(item, "keyid", at)
     if keyid != key_id(scheme.name, public):
         raise f.refuse("not the id of this public key", Fault.DIGEST, f"{at}.keyid")
@@ -430,28 +427,18 @@ def _entry(value: Any, at: str) -> TrustEntry:
     return TrustEntry(key, f.read_int(item, "added_ms", at, 0, _MAX_MS), note)
 
 
+def _public(text: str, at: str) -> bytes:
+    try:
+        return read_public(text)
+    except InputError as error:
+        raise InputError(error.sentence, at=at) from error
+
+
 def _scheme(name: str, at: str) -> SealScheme:
     try:
         return seal_scheme(name)
     except InputError as error:
         raise InputError(error.sentence, at=at, hint=error.hint) from error
-
-
-def parse_public(text: str, at: str) -> bytes:
-    """The bytes of a public key in base64, of which there is one spelling.
-
-    Raises
-    ------
-    FormatError
-        It is not base64, or not its only spelling, or empty.
-    """
-    try:
-        public = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        public = b""
-    if not public or base64.b64encode(public).decode("ascii") != text:
-        raise f.refuse("no public key in base64", Fault.WRONG_TYPE, at)
-    return public
 
 
 def _grants(value: Any, at: str) -> tuple[Grant, ...]:

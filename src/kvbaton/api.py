@@ -34,6 +34,7 @@ from kvbaton.stores import Store, open_store
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
 from kvbaton.tuning.watch import stored_watch_range
 from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
+from kvbaton.vaults import sealed
 from kvbaton.warming import chains_of, warm_soon
 
 if TYPE_CHECKING:
@@ -249,10 +250,11 @@ def relay_for(
     plan = plan_of(engine, profile)
     if plan is not None:
         warm_soon(chains_of(plan), engine.layout.dtype)
+    trusted = domain or default_domain()
     return Relay(
         engine,
-        opened,
-        domain or default_domain(),
+        sealed(opened, trusted),
+        trusted,
         plan=plan,
         calibrations=calibrated,
         max_lossy_hops=max_lossy_hops,

@@ -32,11 +32,13 @@ from kvbaton.stores.urls import StoreURL, parse_size
 
 if TYPE_CHECKING:
     from kvbaton.stores.directory import DirectoryStore
+    from kvbaton.stores.encrypted import EncryptedStore
     from kvbaton.stores.fsspec import FsspecStore
     from kvbaton.stores.memory import MemoryStore
 
 __all__ = [
     "DirectoryStore",
+    "EncryptedStore",
     "Entry",
     "FsspecStore",
     "Key",
@@ -57,6 +59,7 @@ __all__ = [
 _FSSPEC = "kvbaton.stores.fsspec:FsspecStore"
 _LAZY = {
     "DirectoryStore": "kvbaton.stores.directory",
+    "EncryptedStore": "kvbaton.stores.encrypted",
     "FsspecStore": "kvbaton.stores.fsspec",
     "MemoryStore": "kvbaton.stores.memory",
 }

@@ -65,7 +65,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object in a listing.  ``modified_s`` is seconds since the epoch of the last use."""
+    """One object in a listing.
+
+    ``size_bytes`` is what it takes in the store, which is more than was put where a store encrypts.
+    ``modified_s`` is seconds since the epoch of the last use.
+    """
 
     key: Key
     size_bytes: int

@@ -48,6 +48,7 @@ class Account:
     inherited: tuple[Inherited, ...] = ()
     batons: tuple[str, ...] = ()
     recomputed: int = 0
+    probed: int = 0
     start: int | None = None
     """Positions that the cache holds before the prompt's rest is fed; ``reused`` by default."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Account:
         self.clock.add(taken.seconds)
         self.reasons += taken.reasons
         self.bytes_moved += taken.bytes_moved
+        self.probed += taken.probed
         self.held += taken.held
         self.inherit(taken.inherited)
         return taken.cache
@@ -104,6 +106,7 @@ class Account:
             pending_tokens=self.pending,
             batons=self.batons or ((baton.id,) if baton is not None else ()),
             computed_tokens=self.computed_before + answer.computed_tokens,
+            probe_tokens=self.probed,
             recomputed_token_layers=self.recomputed,
             generated_tokens=len(answer.ids),
             bytes_moved=self.bytes_moved,

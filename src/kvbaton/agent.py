@@ -13,32 +13,30 @@ from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
-from kvbaton.backing import covered
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
 from kvbaton.engines.base import Engine
-from kvbaton.errors import (
-    BatonUnavailable,
-    InputError,
-    NotTrusted,
-)
+from kvbaton.errors import BatonUnavailable, Filtered, InputError, NotTrusted
+from kvbaton.gating import TextGate
+from kvbaton.opening import TICKET_S, expiry_ms
 from kvbaton.outbox import Outbox
+from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
-from kvbaton.prompts import (
-    Messages,
-    Prompt,
-    PromptWriter,
-    user_turn,
-)
-from kvbaton.reasons import unavailable_reason
+from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
 from kvbaton.relay import Relay
-from kvbaton.sources import Spans, computed_alone, importance_of, slice_source, whole_source
+from kvbaton.reusing import covers, own_prefix, stored_prefix
+from kvbaton.shipping import Packing
+from kvbaton.sources import Spans, chosen_mode, chosen_source, importance_of, mode_of
 from kvbaton.taking import (
     Taker,
     Taking,
     agreed_tokens,
+    bearers,
+    not_opened,
+    open_all,
+    references_in,
     refused,
     require_window,
     room_for,
@@ -49,18 +47,14 @@ from kvbaton.types import (
     BatonRef,
     Fidelity,
     FidelityClass,
+    Importance,
     Mode,
     Outcome,
-    Reason,
-    ReasonCode,
     Receipt,
     Route,
-    SegmentRef,
     Terms,
-    common_prefix,
 )
 
-ID_DIGITS = 64
 DEFAULT_REPAIR = Repair()
 SUMMARIZE = "Summarize what was said so far in a few sentences, with all names and numbers."
 
@@ -96,9 +90,11 @@ class Agent:
         Called with every receipt.
     watch_for
         The watch of the first tokens of an answer from a cache of some fidelity, or None.
+    filters
+        Asked for the text that a cache stands for, before it is handed off and before it is taken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but three have defaults and are named
         self,
         name: str,
         engine: Engine,
@@ -111,7 +107,9 @@ class Agent:
         deadline_s: float = DEADLINE_S,
         log: Log | None = None,
         watch_for: WatchFor | None = None,
+        filters: Sequence[TextFilter] = (),
     ) -> None:
+        self.gate = TextGate(engine, tuple(filters))
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream, self.deadline_s, self.log = stream, deadline_s, log
@@ -193,48 +191,18 @@ class Agent:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
         require_window(self.engine, wanted)
         known = self.conversation
-        if known is not None and _covers(known, wanted.ids):
+        if known is not None and covers(known, wanted.ids):
             return self._answer_from(known, wanted, how, account)
         found = self.relay.find_prefix(wanted.ids)
         stored = found[-1].span.stop if found else 0
         own = agreed_tokens(self.engine, known, wanted)
         if known is not None and own > 0 and own >= stored:
-            cache = self._own_prefix(known, own, wanted, how, account)
+            cache = own_prefix(self.relay, known, own, wanted, how, account)
         else:
-            cache = self._stored_prefix(found, stored, wanted, how, account)
-        return self._answer(cache, wanted, how, account)
-
-    def _own_prefix(
-        self, known: Conversation, agreed: int, wanted: Prompt, how: Decoding, account: Account
-    ) -> Any:
-        """A copy of what a diverging prompt has in common with the agent's own cache."""
-        account.first_divergence = account.reused = agreed
-        account.parents, account.hops = known.parents, known.hops
-        account.held = covered(known.stored(), agreed)
-        account.inherit(known.inherited, agreed)
-        return self.relay.copy_prefix(
-            known.cache, agreed, room=room_for(self.engine, wanted, agreed, how)
-        )
-
-    def _stored_prefix(
-        self,
-        found: Sequence[SegmentRef],
-        tokens: int,
-        wanted: Prompt,
-        how: Decoding,
-        account: Account,
-    ) -> Any:
-        """The beginning of the prompt, if the store holds it."""
-        if not found:
-            return None
-        room = room_for(self.engine, wanted, tokens, how)
-        taken = self.relay.attach(found, wanted.ids, tokens, room=room, deadline_s=self.deadline_s)
-        cache = account.enter(taken)
-        if cache is not None:
-            account.reasons = (
-                Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
+            cache = stored_prefix(
+                self.relay, found, stored, wanted, how, account, deadline_s=self.deadline_s
             )
-        return cache
+        return self._answer(cache, wanted, how, account)
 
     def _answer_from(
         self, known: Conversation, wanted: Prompt, how: Decoding, account: Account
@@ -275,7 +243,7 @@ class Agent:
 
     # -- hand off -------------------------------------------------------------------------------
 
-    def hand_off(
+    def hand_off(  # noqa: PLR0913 - all but one have defaults and are named
         self,
         turn: Turn,
         *,
@@ -286,10 +254,15 @@ class Agent:
         keep: float = 1.0,
         plan: CodecPlan | None = None,
         requantize: bool = False,
+        noise: float = 0.0,
         importance: bool = False,
+        expires_s: float | None = None,
+        to_domain: str | None = None,
         **terms: Any,
     ) -> Baton:
-        """Hand a turn's context off: store what is not in the store yet, and the baton.
+        """Hand a turn's context off: store what is not in the store yet, and the signed baton.
+
+        Where a filter takes something out of the text, the baton is one of text only.
 
         Parameters
         ----------
@@ -311,59 +284,118 @@ class Agent:
             Encode everything by this codec plan instead of the agent's own.
         requantize
             Let the plan quantize again what has been quantized before; it is marked.
+        noise
+            Relative size of noise to add to keys and values.  It guarantees nothing.
         importance
             Record how much attention the tokens get, so that a receiver whose window is too small
             can keep what matters.  Costs a pass over the last tokens.
+        expires_s
+            Seconds after which nobody may take the baton any more; by default it does not expire.
+        to_domain
+            Another trust domain that the baton is for: it gets text only, without system prompt
+            and reasoning.
         terms
             Fields of ``Terms``: ``instruction``, ``summary``, ``goal``, ``round``, ``receiver``.
 
         Raises
         ------
         InputError
-            There is no shared preamble, the mode or a term is not known, or spans are named for
-            another mode.
+            There is no shared preamble, the mode or a term is not known, spans are named for
+            another mode or for another domain, or a time or level makes no sense.
         SliceError
             Spans that are empty, overlap or reach outside; a model whose cache cannot be sliced.
+        Filtered
+            A filter refused the text; nothing was handed off.
         LossySource
             The plan would quantize what has been quantized before.
         StaleTurn
             The cache has moved on and window layers no longer hold the turn's state.
         StoreError
             The store could not take it.
+        NotTrusted
+            The context comes from a baton whose key was revoked since.
         """
+        said, _ = self.gate.terms(Terms(**_known(terms, Terms)))
+        until = expiry_ms(expires_s)
         named = spans is not None or private or clean or keep != 1.0
-        wanted = _mode(mode) if mode is not None else Mode.SLICE if named else Mode.CONTINUE
-        if named and wanted is not Mode.SLICE:
-            raise InputError(f"spans are handed off in mode 'slice', not {wanted.value!r}")
-        conversation = turn.conversation
-        if wanted is Mode.SLICE:
-            source, shown = slice_source(
-                self.engine, turn, "all" if spans is None else spans, private=private, keep=keep
-            )
-            if clean:
-                source = computed_alone(self.engine, source)
-        else:
-            source, shown = whole_source(turn, wanted)
+        wanted = chosen_mode(mode, sliced=named, abroad=to_domain is not None)
+        if to_domain is not None:
+            return self._as_text(turn, said, to_domain, until)
+        source, shown = chosen_source(
+            self.engine, turn, wanted, spans, private=private, keep=keep, clean=clean
+        )
+        text = self.engine.chat.text_of(source.packed_ids)
+        if not self.gate.outcome(text).passed:
+            return self._as_text(turn, said, None, until)
         whole = wanted is Mode.CONTINUE
         baton = self.relay.hand_off(
             source,
             sender=self.name,
             mode=wanted,
-            text=self.engine.chat.text_of(source.packed_ids),
+            text=text,
             spans=shown,
             messages=tuple(turn.messages) if whole else (),
-            terms=Terms(**_known(terms, Terms)),
-            plan=plan,
-            requantize=requantize,
+            terms=said,
+            packing=Packing(plan, requantize, noise),
             importance=importance_of(self.engine, source) if importance and whole else None,
+            expires_ms=until,
         )
-        if wanted is not Mode.SLICE and plan is None:
-            conversation.shipped(baton.manifest.segments)
+        if wanted is not Mode.SLICE and plan is None and not noise:
+            turn.conversation.shipped(baton.manifest.segments)
         return baton
+
+    def _as_text(self, turn: Turn, said: Terms, to_domain: str | None, expires_ms: int) -> Baton:
+        """A baton of what the filters leave of a turn's text; for another domain also without
+        what is private."""
+        from kvbaton.redaction import redacted_content
+
+        content = redacted_content(self.engine, turn, self.gate.filters, private=to_domain is None)
+        return self.relay.hand_off_text(
+            content.words,
+            content.spans,
+            sender=self.name,
+            removed=content.removed,
+            parents=turn.conversation.parents,
+            terms=said,
+            to_domain=to_domain or "",
+            expires_ms=expires_ms,
+        )
+
+    def ticket(
+        self,
+        baton: Baton | BatonRef | str,
+        audience: str,
+        *,
+        uses: int = 1,
+        expires_s: float = TICKET_S,
+        after_s: float = 0.0,
+    ) -> str:
+        """A signed ticket that lets ``audience`` take one of this agent's batons.
+
+        Parameters
+        ----------
+        audience
+            Name of the agent that may take it.
+        uses
+            How often; 0 for any number of times.
+        expires_s, after_s
+            Seconds until it is no longer, and until it is first, valid.
+
+        Raises
+        ------
+        InputError
+            A number or the name makes no sense.
+        SettingsError
+            There is no key that may sign for this agent.
+        """
+        name = baton if isinstance(baton, str) else baton.id
+        return self.relay.opening.ticket(
+            name, self.name, audience, uses=uses, expires_s=expires_s, after_s=after_s
+        )
 
     # -- take -----------------------------------------------------------------------------------
 
-    def take(
+    def take(  # noqa: PLR0913 - all have defaults and are named
         self,
         *given: Baton | BatonRef | str,
         instruction: str = "",
@@ -375,6 +407,8 @@ class Agent:
         repair: Repair | float | None = DEFAULT_REPAIR,
         overflow: FitStrategy | str = FitStrategy.REFUSE,
         route: Route | str | None = None,
+        importance: Importance | str = Importance.ORDINARY,
+        ticket: str | Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Turn:
@@ -410,6 +444,11 @@ class Agent:
             ``importance`` (as the sender recorded it), or ``summary`` (the sender's, as text).
         route
             ``text`` prefills the ids whatever the cache is good for: one arm of an experiment.
+        importance
+            ``critical`` computes some of the tokens again on top of the received cache, and goes
+            by text where they differ, or cannot be computed.
+        ticket
+            The sender's permission, where the trust domain asks for one; one for each baton.
         labels
             Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``.
         options
@@ -417,7 +456,7 @@ class Agent:
 
         Raises
         ------
-        NotTrusted, BatonUnavailable
+        NotTrusted, BatonUnavailable, Filtered
             A baton cannot be used and there are no messages to answer instead.
         BatonRefused
             ``strict``, and a baton's cache was not used.
@@ -427,16 +466,18 @@ class Agent:
             The receiver adds no tokens.
         """
         how, clock = _decoding(options), Clock()
-        references, said = _references(given, instruction)
+        references, said = references_in(given, instruction)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         try:
-            with clock.phase("get"):
-                opened = [self.relay.open(one, deadline_s=limit_s) for one in references]
-        except (NotTrusted, BatonUnavailable) as error:
+            opened, reasons, warnings = open_all(
+                self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
+                clock, deadline_s=limit_s,
+            )  # fmt: skip
+        except (NotTrusted, BatonUnavailable, Filtered) as error:
             if messages is None or strict:
                 raise
             return self._without_baton(error, messages, how, clock, labels or {})
-        wanted_mode = _mode(mode) if mode is not None else opened[0].manifest.mode
+        wanted_mode = mode_of(mode) if mode is not None else opened[0].manifest.mode
         if len(opened) > 1 and wanted_mode is not Mode.SLICE:
             raise InputError(
                 f"several batons cannot be taken in mode {wanted_mode.value!r}",
@@ -444,6 +485,7 @@ class Agent:
             )
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(baton.id for baton in opened), labels or {}
+        account.reasons, account.warnings = reasons, warnings
         terms = Taking(
             limit_s,
             FidelityClass(minimum),
@@ -452,6 +494,7 @@ class Agent:
             overflow,
             strict,
             text_only(route),
+            Importance(importance),
         )
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
@@ -463,18 +506,14 @@ class Agent:
 
     def _without_baton(
         self,
-        error: NotTrusted | BatonUnavailable,
+        error: NotTrusted | BatonUnavailable | Filtered,
         messages: Messages,
         how: Decoding,
         clock: Clock,
         labels: Mapping[str, str],
     ) -> Turn:
         """Answer the caller's own messages; nothing of the baton is used."""
-        if isinstance(error, NotTrusted):
-            reason = Reason(ReasonCode.DOMAIN_DIFFERS, error.sentence, error.at)
-            outcome = Outcome.NOT_TRUSTED
-        else:
-            reason, outcome = unavailable_reason(error), Outcome.UNAVAILABLE
+        outcome, reason = not_opened(error)
         account = Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
         account.labels = labels
         wanted = self.writer.render(messages)
@@ -612,39 +651,3 @@ def _known(options: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
             f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
         )
     return options
-
-
-def _references(
-    given: Sequence[Baton | BatonRef | str], instruction: str
-) -> tuple[list[Baton | BatonRef | str], str]:
-    """Batons and the instruction, which may come as the last string."""
-    several, said = list(given), instruction
-    last = several[-1] if len(several) > 1 else None
-    if isinstance(last, str) and not said and not _is_id(last):
-        said = last
-        several.pop()
-    if not several:
-        raise InputError("there is no baton to take")
-    for index, one in enumerate(several[1:], start=1):
-        if isinstance(one, str) and not _is_id(one):
-            raise InputError(f"{one[:40]!r} is no baton's id", at=f"$.batons[{index}]")
-    return several, said
-
-
-def _is_id(text: str) -> bool:
-    return len(text) == ID_DIGITS and all(c in "0123456789abcdef" for c in text)
-
-
-def _mode(mode: Mode | str) -> Mode:
-    try:
-        return Mode(mode)
-    except ValueError:
-        raise InputError(
-            f"unknown mode {mode!r}", hint=f"known: {', '.join(m.value for m in Mode)}"
-        ) from None
-
-
-def _covers(known: Conversation, ids: Sequence[int]) -> bool:
-    """Whether ``ids`` begin with everything that the conversation's cache holds, and go on."""
-    cached = known.cache.length
-    return len(ids) > cached and common_prefix(known.ids, ids) >= cached

@@ -24,6 +24,7 @@ from kvbaton.types import (
     TokenRun,
     worst_fidelity,
 )
+from kvbaton.wire.limits import MAX_HOPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,8 @@ class Shipment:
 class Taken:
     """What a take attached: a cache of ``reused`` positions, or None with the reasons.
 
-    ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to.
+    ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to;
+    ``probed`` counts positions that a probe has looked at.
     """
 
     cache: Any | None
@@ -188,11 +190,12 @@ class Taken:
     held: tuple[SegmentRef, ...] = ()
     inherited: tuple[Inherited, ...] = ()
     bytes_moved: int = 0
+    probed: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def one_more(hops: Hops, fidelity: Fidelity) -> Hops:
     """One hand-off more; only those of exact batons count as exact."""
     if fidelity.kind is FidelityClass.EXACT:
-        return replace(hops, exact=hops.exact + 1)
-    return replace(hops, lossy=hops.lossy + 1)
+        return replace(hops, exact=min(hops.exact + 1, MAX_HOPS))
+    return replace(hops, lossy=min(hops.lossy + 1, MAX_HOPS))

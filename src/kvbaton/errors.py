@@ -150,6 +150,7 @@ class TrustFault(StrEnum):
     DOUBLY_SIGNED = "doubly-signed"
     ENVELOPE = "envelope-malformed"
     PAYLOAD_TYPE = "payload-type"
+    OTHER = "other-baton"
     KEYID = "keyid-wrong"
     UNKNOWN_KEY = "unknown-key"
     KEY_REVOKED = "key-revoked"

@@ -36,6 +36,13 @@ class Route(StrEnum):
     TEXT = "text"
 
 
+class Importance(StrEnum):
+    """How closely a received cache is looked at: ``critical`` computes some of it again."""
+
+    ORDINARY = "ordinary"
+    CRITICAL = "critical"
+
+
 class Outcome(StrEnum):
     """Outcome classes of a take; never mixed."""
 
@@ -94,6 +101,7 @@ class ReasonCode(StrEnum):
     DOUBLY_SIGNED = "doubly-signed"
     ENVELOPE = "envelope-malformed"
     PAYLOAD_TYPE = "payload-type"
+    OTHER_BATON = "other-baton"
     KEYID = "keyid-wrong"
     UNKNOWN_KEY = "unknown-key"
     KEY_REVOKED = "key-revoked"

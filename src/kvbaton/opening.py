@@ -1,62 +1,292 @@
-"""Opening a baton: its manifest and transcript, checked before anything of them is used."""
+"""Opening a baton: nothing of it is used before its signature, its sender and its time are right.
+
+The order is fixed: the envelope, the id, the signature by a key that is trusted, and only then
+the manifest: who the key may speak for, the trust domain, the time, what its parents allow, the
+ticket; last the transcript.  Until the signature is verified no byte of the payload is parsed.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
 
 from kvbaton.clock import within
-from kvbaton.errors import BatonUnavailable, NotTrusted, StoreTimeout
+from kvbaton.errors import (
+    BatonUnavailable,
+    FormatError,
+    InputError,
+    NotTrusted,
+    StoreTimeout,
+    TrustFault,
+)
+from kvbaton.pedigree import Kin, Pedigree
 from kvbaton.reasons import unavailable
-from kvbaton.seals import TrustDomain
+from kvbaton.seals import Purpose, TrustDomain
+from kvbaton.seals.statement import verify
+from kvbaton.seals.tickets import Ticket, check_ticket, issue, spend
 from kvbaton.stores import Key, Kind, Store, open_store
-from kvbaton.types import Baton, BatonRef, Manifest
+from kvbaton.types import Baton, BatonRef, Manifest, Transcript
 from kvbaton.wire import limits, manifest, transcript
 from kvbaton.wire.binding import check_transcript
+from kvbaton.wire.digests import DomainKeys
 
 
-def open_baton(
-    baton: Baton | BatonRef | str, store: Store, domain: TrustDomain, *, deadline_s: float
-) -> Baton:
-    """Manifest and transcript of a baton; a ``Baton`` in process carries both.
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Who takes a baton, and by which ticket, if any."""
+
+    name: str = ""
+    ticket: str | None = None
+
+
+NOBODY = Bearer()
+TICKET_S = 3600.0
+"""Seconds for which a ticket is valid by default."""
+MAX_SECONDS = 100 * 366 * 86_400
+
+
+class Opening:
+    """Opens batons of one trust domain.
+
+    Parameters
+    ----------
+    store
+        The receiver's own store: where ids without a store are looked up.
+    domain
+        Its keys verify; its requirements say whether a ticket is needed.
+    """
+
+    def __init__(self, store: Store, domain: TrustDomain) -> None:
+        self.store, self.domain = store, domain
+        self.pedigree = Pedigree(domain)
+
+    def open(
+        self,
+        baton: Baton | BatonRef | str,
+        *,
+        deadline_s: float,
+        bearer: Bearer = NOBODY,
+    ) -> Baton:
+        """Manifest and transcript of a baton; a ``Baton`` in process carries both.
+
+        Raises
+        ------
+        NotTrusted
+            It is not authentic, not for this receiver, or not at this time; ``fault`` says what
+            is wrong.  Nothing of it was used.
+        BatonUnavailable
+            Manifest or transcript is absent, damaged or too late; the cause is chained.
+        """
+        if isinstance(baton, Baton):
+            self._in_process(baton, bearer)
+            return baton
+        ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+        try:
+            return within(deadline_s, lambda: self._read(ref, bearer))
+        except FutureTimeout:
+            late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
+            raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
+
+    def store_of(self, url: str) -> Store:
+        """The store with a URL: one's own, or another that is opened."""
+        return self.store if url == self.store.url else open_store(url)
+
+    def _in_process(self, baton: Baton, bearer: Bearer) -> None:
+        """A baton of this process needs no ticket and no signature: whoever could forge it could
+        as well call the model."""
+        _require_current(baton.manifest, self.domain, now_ms=now_ms())
+        self.pedigree.note(Kin.of(baton))
+        if bearer.ticket is not None:
+            ticket = self._checked(baton.id, baton.manifest, bearer)
+            self._spend(ticket, self.store_of(baton.ref.store))
+
+    def _read(self, ref: BatonRef, bearer: Bearer) -> Baton:
+        store = self.store_of(ref.store)
+        with unavailable("manifest"):
+            raw = store.get(Key(Kind.BATON, ref.id), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+        listing, signer = read_manifest(raw, ref.id, self.domain)
+        _require_current(listing, self.domain, now_ms=now_ms())
+        found = self.pedigree.examine(Kin.of_manifest(ref.id, listing, signer, raw), store)
+        ticket = self._ticket(ref.id, listing, bearer)
+        words = read_transcript(store, listing, self.domain)
+        if ticket is not None:
+            self._spend(ticket, store)
+        believed = replace(listing, hops=found.hops, fidelity=found.fidelity)
+        return Baton(ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings)
+
+    # -- tickets --------------------------------------------------------------------------------
+
+    def ticket(
+        self,
+        baton: str,
+        issuer: str,
+        audience: str,
+        *,
+        uses: int = 1,
+        expires_s: float = TICKET_S,
+        after_s: float = 0.0,
+    ) -> str:
+        """A ticket of ``issuer`` for ``audience``: see ``seals.tickets``; seconds from now.
+
+        Raises
+        ------
+        InputError
+            A number or a name makes no sense.
+        SettingsError
+            There is no key that may sign for the issuer.
+        """
+        start = now_ms()
+        return issue(
+            baton,
+            issuer=issuer,
+            audience=audience,
+            domain=self.domain.name,
+            not_before_ms=start + _ms(after_s, "$.after_s"),
+            expires_ms=start + _ms(expires_s, "$.expires_s"),
+            uses=uses,
+            signer=self.domain.signers.signer(issuer, self.domain.name),
+        )
+
+    def _ticket(self, name: str, listing: Manifest, bearer: Bearer) -> Ticket | None:
+        if bearer.ticket is not None:
+            return self._checked(name, listing, bearer)
+        if self.domain.requirements.tickets and listing.export is None:
+            raise NotTrusted(
+                "this trust domain asks for a ticket, and there is none",
+                fault=TrustFault.TICKET_MISSING,
+                hint="the sender makes one with: kvbaton ticket BATON --for NAME",
+            )
+        return None
+
+    def _checked(self, name: str, listing: Manifest, bearer: Bearer) -> Ticket:
+        return check_ticket(
+            bearer.ticket or "",
+            baton=name,
+            sender=listing.sender,
+            audience=bearer.name,
+            domain=listing.domain,
+            now_ms=now_ms(),
+            trust=self.domain.trust,
+        )
+
+    def _spend(self, ticket: Ticket, store: Store) -> None:
+        """Use a ticket up, where the baton lies and in the receiver's own store: a copy of a store
+        must not make it new."""
+        shelves = [store] if store.url == self.store.url else [self.store, store]
+        for shelf in shelves:
+            spend(ticket, self.domain.keys, _claimer(shelf))
+
+
+def _claimer(store: Store) -> Callable[[str], bool]:
+    def claim(name: str) -> bool:
+        with unavailable("ticket"):
+            return store.claim(Key(Kind.SPENT, name), b"spent\n")
+
+    return claim
+
+
+def expiry_ms(expires_s: float | None) -> int:
+    """When a baton expires that does so in so many seconds; 0 for one that does not.
+
+    Raises
+    ------
+    InputError
+        It would have expired already.
+    """
+    return 0 if expires_s is None else now_ms() + _ms(expires_s, "$.expires_s", positive=True)
+
+
+def _ms(seconds: float, at: str, *, positive: bool = False) -> int:
+    if not 0 <= seconds <= MAX_SECONDS or (positive and seconds == 0):
+        raise InputError(f"{seconds!r} is no time from 0 s to {MAX_SECONDS} s", at=at)
+    return round(1000 * seconds)
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def read_manifest(raw: bytes, name: str, domain: TrustDomain) -> tuple[Manifest, str]:
+    """The manifest in an envelope and the id of its key, once the signature is verified.
 
     Raises
     ------
     NotTrusted
-        The baton belongs to another trust domain; its transcript was not read.
+        It is not signed by a key that is trusted, and may speak for its sender and domain.
     BatonUnavailable
-        Manifest or transcript is absent, damaged or too late; the cause is chained.
+        What a trusted key has signed is no manifest.
     """
-    if isinstance(baton, Baton):
-        _require_domain(baton.manifest, domain)
-        return baton
-    ref = BatonRef(baton, store.url) if isinstance(baton, str) else baton
+    verified = verify(
+        raw,
+        payload_type=manifest.PAYLOAD_TYPE,
+        purpose=Purpose.BATON,
+        trust=domain.trust,
+        promised=name,
+    )
     try:
-        return within(deadline_s, lambda: _read(ref, store_of(ref.store, store), domain))
-    except FutureTimeout:
-        late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
-        raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
+        listing = manifest.parse_manifest(verified.payload)
+    except FormatError as error:
+        why = error.fault.value
+        raise BatonUnavailable(f"the baton's manifest is damaged ({why})") from None
+    if not verified.key.speaks_for(listing.sender, listing.domain):
+        raise NotTrusted(
+            "the baton's key may not speak for the sender that it names",
+            fault=TrustFault.SIGNER,
+            at="$.sender",
+        )
+    return listing, verified.key.keyid
 
 
-def store_of(url: str, own: Store) -> Store:
-    """The store with a URL: one's own, or another that is opened."""
-    return own if url == own.url else open_store(url)
+def require_domain(listing: Manifest, domain: TrustDomain) -> None:
+    """Refuse what is neither of this domain nor text that another one has made for it.
+
+    Raises
+    ------
+    NotTrusted
+        It belongs to another trust domain.
+    """
+    wanted = listing.export.domain if listing.export is not None else listing.domain
+    if wanted != domain.name:
+        raise NotTrusted(
+            "the baton belongs to another trust domain",
+            hint="ask its sender for text: hand_off(to_domain=...)",
+        )
 
 
-def _read(ref: BatonRef, store: Store, domain: TrustDomain) -> Baton:
-    with unavailable("manifest"):
-        raw = store.get(Key(Kind.BATON, ref.id), limit_bytes=limits.MAX_ENVELOPE_BYTES)
-        listing = manifest.parse_manifest(manifest.unwrap(raw, baton_id=ref.id))
-    _require_domain(listing, domain)
+def _require_current(listing: Manifest, domain: TrustDomain, *, now_ms: int) -> None:
+    require_domain(listing, domain)
+    if listing.expires_ms and now_ms >= listing.expires_ms:
+        late_s, age_s = now_ms - listing.expires_ms, now_ms - listing.created_ms
+        raise NotTrusted(
+            f"the baton expired {late_s / 1000:.0f} s ago; it is {age_s / 1000:.0f} s old",
+            fault=TrustFault.EXPIRED,
+            at="$.extensions.expires_ms",
+        )
+
+
+def read_transcript(store: Store, listing: Manifest, domain: TrustDomain) -> Transcript:
+    """The transcript that a verified manifest lists, with exactly its tokens.
+
+    Raises
+    ------
+    BatonUnavailable
+        It is absent, or its bytes are not the ones that were signed.
+    """
+    keys = keys_of(listing, domain)
     with unavailable("transcript"):
-        key, keys = Key(Kind.TRANSCRIPT, listing.transcript), domain.keys
+        key = Key(Kind.TRANSCRIPT, listing.transcript)
         blob = store.get(key, limit_bytes=listing.transcript_bytes)
         words = transcript.parse_transcript(blob, address=listing.transcript, keys=keys)
         check_transcript(listing, words, keys)
-    return Baton(ref, listing, words)
+    return words
 
 
-def _require_domain(listing: Manifest, domain: TrustDomain) -> None:
-    if listing.domain != domain.name:
-        raise NotTrusted(
-            "the baton belongs to another trust domain", hint="ask its sender for text instead"
-        )
+def keys_of(listing: Manifest, domain: TrustDomain) -> DomainKeys:
+    """What keys a baton's digests: its domain's secret, or the salt of what was made for another
+    domain."""
+    if listing.export is None:
+        return domain.keys
+    return DomainKeys(bytes.fromhex(listing.export.salt))

@@ -71,7 +71,7 @@ class Outbox:
             try:
                 source = Source(self._cache, stop, ids, held=self._held, inherited=self._inherited)
                 run = TokenRun(self._done, stop - self._done)
-                for ref, written in self._relay.ship_run(source, run, Clock()):
+                for ref, written in self._relay.shipper.ship_run(source, run, Clock()):
                     if ref not in self._held:
                         self._refs.append(ref)
                     self.bytes_written += written

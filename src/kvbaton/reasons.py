@@ -11,6 +11,7 @@ from kvbaton.errors import (
     FormatError,
     KvbatonError,
     NotFound,
+    NotTrusted,
     OutOfMemory,
     SliceError,
     StoreError,
@@ -86,5 +87,11 @@ def reason_of(error: BaseException) -> Reason:
             Fault.RANGES: ReasonCode.SEGMENT_CONTRADICTS,
             Fault.SPANS: ReasonCode.SEGMENT_CONTRADICTS,
             Fault.TOKENS: ReasonCode.SEGMENT_CONTRADICTS,
+            Fault.BINDING: ReasonCode.KV_OTHER_TOKENS,
         }.get(error.fault, ReasonCode.SEGMENT_CORRUPT)
     return Reason(code, error.sentence, error.at)
+
+
+def refusal_reason(error: NotTrusted) -> Reason:
+    """The reason that stands in a receipt for a baton that is not trusted."""
+    return Reason(ReasonCode(error.fault.value), error.sentence, error.at)

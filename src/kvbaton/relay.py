@@ -13,13 +13,11 @@ been verified cannot be decoded.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
-from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
@@ -29,9 +27,7 @@ from kvbaton.arrows import (
     Opened,
     align_layers,
     decode_layers,
-    encode_layers,
     get_layers,
-    slice_layers,
     verify_layers,
 )
 from kvbaton.backing import (
@@ -39,9 +35,8 @@ from kvbaton.backing import (
     Source,
     Taken,
     one_more,
-    pieces,
-    placed_ref,
 )
+from kvbaton.checking import Lost, Tally, check_layers
 from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
@@ -49,12 +44,15 @@ from kvbaton.errors import (
     FormatError,
     KvbatonError,
 )
-from kvbaton.opening import open_baton, store_of
+from kvbaton.opening import NOBODY, Bearer, Opening, keys_of, now_ms
+from kvbaton.pedigree import Kin
 from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy import gates
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.reasons import located, reason_of
 from kvbaton.seals import TrustDomain
+from kvbaton.seals.statement import sign
+from kvbaton.shipping import AS_IT_IS, Packing, Shipper
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import (
     EXACT,
@@ -62,18 +60,17 @@ from kvbaton.types import (
     Baton,
     BatonRef,
     BlockScores,
-    EncodedLayer,
-    Fidelity,
+    DecodedLayer,
+    Export,
     FidelityClass,
     FunctionId,
+    Hops,
     Manifest,
     Mode,
     Move,
     Reason,
     ReasonCode,
     Route,
-    SealedSegment,
-    SegmentKind,
     SegmentRef,
     SegmentSpan,
     Span,
@@ -82,10 +79,10 @@ from kvbaton.types import (
     Transcript,
     worst_fidelity,
 )
-from kvbaton.warming import chains_of, warm_soon
+from kvbaton.warming import warm_soon
 from kvbaton.wire import manifest, segment, transcript
-from kvbaton.wire.binding import check_segment, ref_digests, run_digests
-from kvbaton.wire.digests import baton_id
+from kvbaton.wire.binding import check_segment, ref_digests
+from kvbaton.wire.digests import SECRET_BYTES, baton_id
 
 SEGMENT_TOKENS = 256
 """Tokens of a full segment."""
@@ -97,6 +94,26 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 
 Calibrated = Callable[[str], frozenset[str]]
 """Digest of a function -> digests of the calibration records that are known for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """How a cache is held to its tokens before it is used.
+
+    Parameters
+    ----------
+    tokens
+        Whether V of layer 0 must be that of the tokens.  Experiments that attach a wrong cache on
+        purpose leave it out; nothing else should.
+    losses
+        The measured error of V in layer 0 of what a codec has changed before.
+    """
+
+    tokens: bool = True
+    losses: Lost | None = None
+
+
+CHECKED = Checks()
 
 
 class Relay:
@@ -120,6 +137,8 @@ class Relay:
     max_lossy_hops
         Lossy or approximate hand-offs since the last exact prefill after which a receiver
         prefills the ids; None for any number.
+    checks
+        How a cache is held to its tokens.
     observer
         Is told of events as they happen.
     """
@@ -134,184 +153,34 @@ class Relay:
         plan: codecs.CodecPlan | None = None,
         calibrations: Calibrated | None = None,
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
+        checks: Checks = CHECKED,
         observer: Observer | None = None,
     ) -> None:
         self.engine, self.store, self.domain = engine, store, domain
         self.segment_tokens = segment_tokens
-        self._lossless = codecs.exact_plan(len(engine.layout.layers))
-        self.plan = plan or self._lossless
         self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
-        self.max_lossy_hops = max_lossy_hops
+        self.max_lossy_hops, self.checks = max_lossy_hops, checks
         self.observe: Observer = observer or (lambda event, facts: None)
+        self.opening = Opening(store, domain)
         self.prefixes = PrefixIndex(
             store, domain, engine.layout, segment_tokens=segment_tokens, observe=self.observe
         )
+        self.shipper = Shipper(
+            engine,
+            store,
+            domain,
+            self.prefixes,
+            segment_tokens=segment_tokens,
+            plan=plan,
+            observe=self.observe,
+        )
+
+    @property
+    def plan(self) -> codecs.CodecPlan:
+        """How caches are encoded where a hand-off names no other plan."""
+        return self.shipper.plan
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
-
-    def ship(
-        self,
-        cache: Any,
-        ids: Sequence[int],
-        spans: Sequence[SegmentSpan],
-        clock: Clock,
-        *,
-        plan: codecs.CodecPlan | None = None,
-        attended: Fidelity = EXACT,
-        function: str = "",
-    ) -> Iterator[tuple[SegmentRef, int]]:
-        """Bring spans of a cache into the store; yields each segment and the bytes written.
-
-        ``attended`` is the worst that these positions attended to; ``function`` is the digest of
-        the engine's, where the caller has just asked for it.
-        """
-        chosen, layout = plan or self.plan, self.engine.layout
-        if not chosen.lossless:
-            warm_soon(chains_of(chosen), layout.dtype)
-        exported = clock.timed("export", self.engine.export(cache, spans))
-        sliced = slice_layers(exported)
-        encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
-        function = function or self.engine.function.digest
-        for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
-            yield self._put(sealed, ids, clock)
-
-    def _seal(
-        self, encoded: Iterable[EncodedLayer], ids: Sequence[int], function: str
-    ) -> Iterator[SealedSegment]:
-        keys = self.domain.keys
-        for span, layers in groupby(encoded, key=attrgetter("span")):
-            ((tokens, before),) = run_digests(keys, function, ids, [span])
-            yield segment.seal_segment(
-                layers,
-                keys=keys,
-                function=function,
-                layout=self.engine.layout,
-                producer=self.engine.producer,
-                token_digest=tokens,
-                prefix_key=before,
-                storage=codecs.storage,
-            )
-
-    def _put(
-        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock
-    ) -> tuple[SegmentRef, int]:
-        with clock.phase("put"):
-            header = sealed.header
-            written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
-            ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
-            self.prefixes.add(header.function, ref, ids)
-        self.observe("segment-stored", {"span": ref.span, "bytes": written})
-        return ref, written
-
-    def ship_all(
-        self,
-        source: Source,
-        clock: Clock,
-        *,
-        plan: codecs.CodecPlan | None = None,
-        requantize: bool = False,
-        function: str = "",
-    ) -> Shipment:
-        """Bring what a source hands off into the store, writing only what is not there yet.
-
-        What a lossy codec has changed before is listed again as it lies in the store, or stored
-        losslessly: it is not quantized twice.
-
-        Parameters
-        ----------
-        plan
-            How everything is to be encoded, whatever it was encoded with before.
-        requantize
-            Encode by ``plan`` even what another codec has changed already; it is marked.
-
-        Raises
-        ------
-        LossySource
-            ``plan`` would quantize what has been quantized, and ``requantize`` does not allow it.
-        """
-        if plan is not None and not plan.lossless and not requantize:
-            source.require_original(plan.name)
-        refs: list[SegmentRef] = []
-        written = position = 0
-        for run in source.runs:
-            kept = TokenRun(run.first, max(0, min(run.stop, source.cached) - run.first))
-            for ref, size_bytes in self.ship_run(
-                source,
-                kept,
-                clock,
-                plan=plan,
-                requantize=requantize,
-                state=True,
-                function=function,
-            ):
-                to = position + ref.run.first - kept.first
-                refs.append(placed_ref(ref, to, in_place=position == kept.first))
-                written += size_bytes
-            position += kept.count
-        total = sum(ref.size_bytes for ref in refs)
-        return Shipment(tuple(refs), written, total - written)
-
-    def ship_run(
-        self,
-        source: Source,
-        run: TokenRun,
-        clock: Clock,
-        *,
-        plan: codecs.CodecPlan | None = None,
-        requantize: bool = False,
-        state: bool = False,
-        function: str = "",
-    ) -> Iterator[tuple[SegmentRef, int]]:
-        """Bring one run of a cache into the store: its segments, with the bytes written.
-
-        Segments that are held are listed again; ``state`` adds that of the window layers.
-        """
-
-        def usable(ref: SegmentRef) -> bool:
-            wanted = plan is None or ref.fidelity.codec == plan.fidelity.codec
-            return wanted and self.store.exists(Key(Kind.SEGMENT, ref.address))
-
-        full = self.engine.layout.full_layers
-        found = pieces(source, run, self.segment_tokens, usable) if full else iter(())
-        for held, todo in groupby(found, key=lambda piece: piece.held):
-            if held is not None:
-                yield held, 0
-                continue
-            spans = [SegmentSpan(piece.span.first, piece.span.count) for piece in todo]
-            yield from self._ship_spans(
-                source, spans, clock, plan, requantize=requantize, function=function
-            )
-        if state and self.engine.layout.window_layers and run.count:
-            spans = [SegmentSpan(0, run.stop, SegmentKind.WINDOW)]
-            yield from self._ship_spans(
-                source, spans, clock, plan, requantize=requantize, function=function
-            )
-
-    def _ship_spans(
-        self,
-        source: Source,
-        spans: Iterable[SegmentSpan],
-        clock: Clock,
-        plan: codecs.CodecPlan | None,
-        *,
-        requantize: bool,
-        function: str,
-    ) -> Iterator[tuple[SegmentRef, int]]:
-        """New segments; what has been quantized before is stored losslessly."""
-        for (again, attended), alike in groupby(spans, key=source.terms):
-            chosen = self._lossless if again and not requantize else plan or self.plan
-            known = attended
-            if again and requantize:
-                known = replace(attended, codec=f"{attended.codec}+{chosen.name}", calibration=None)
-            yield from self.ship(
-                source.cache,
-                source.ids,
-                list(alike),
-                clock,
-                plan=chosen,
-                attended=known,
-                function=function,
-            )
 
     def hand_off(
         self,
@@ -323,14 +192,14 @@ class Relay:
         spans: tuple[Span, ...] = (),
         messages: tuple[Mapping[str, Any], ...] = (),
         terms: Terms | None = None,
-        plan: codecs.CodecPlan | None = None,
-        requantize: bool = False,
+        packing: Packing = AS_IT_IS,
         importance: BlockScores | None = None,
+        expires_ms: int = 0,
     ) -> Baton:
-        """Store the source's cache and the baton that lists it.
+        """Store the source's cache and the signed baton that lists it.
 
         The manifest is written last, so a sender that dies leaves no baton behind.  ``spans`` are
-        at positions of the baton; ``plan`` and ``requantize`` are as for ``ship_all``.
+        at positions of the baton; ``expires_ms`` is 0 or milliseconds since the epoch.
 
         Raises
         ------
@@ -340,66 +209,178 @@ class Relay:
             The store could not take it; no baton exists.
         StaleTurn
             The cache has moved on.
+        NotTrusted
+            The cache comes from a baton whose key was revoked.
         """
         clock = Clock()
         function = self.engine.function
-        shipment = self.ship_all(
-            source, clock, plan=plan, requantize=requantize, function=function.digest
-        )
+        packing = replace(packing, function=function.digest)
+        parents = self.opening.pedigree.parents(source.parents, self.store)
+        shipment = self.shipper.ship_all(source, clock, packing)
         ids, cached = source.packed_ids, source.packed_cached
-        fidelity = worst_fidelity(*(ref.promised for ref in shipment.segments))
-        words = Transcript(ids, text, tuple(dict(m) for m in messages))
-        blob = transcript.encode_transcript(words)
-        address = self.domain.keys.transcript_address(blob)
-        listing = Manifest(
-            function=function,
-            domain=self.domain.name,
-            sender=sender,
-            mode=mode,
-            created_ms=time.time_ns() // 1_000_000,
+        promised = (ref.promised for ref in shipment.segments)
+        fidelity = worst_fidelity(*promised, *(kin.fidelity for kin in parents))
+        listing = self._listing(sender, mode, terms, ids, spans, function, parents)
+        listing = replace(
+            listing,
             cached_tokens=cached,
             pending_tokens=len(ids) - cached,
-            token_digest=self.domain.keys.token_digest(ids),
-            transcript=address,
-            transcript_bytes=len(blob),
-            spans=spans,
             segments=shipment.segments,
             fidelity=fidelity,
             hops=one_more(source.hops, fidelity),
             parents=source.parents,
+            importance=importance,
+            expires_ms=expires_ms,
+            noise=max((packing.noise, *(kin.noise for kin in parents))),
+        )
+        words = Transcript(ids, text, tuple(dict(m) for m in messages))
+        return self._publish(clock, listing, words, shipment, parents)
+
+    def hand_off_text(
+        self,
+        words: Transcript,
+        spans: tuple[Span, ...],
+        *,
+        sender: str,
+        removed: tuple[str, ...] = (),
+        parents: tuple[str, ...] = (),
+        terms: Terms | None = None,
+        to_domain: str = "",
+        expires_ms: int = 0,
+    ) -> Baton:
+        """Store a signed baton of text only, for this trust domain or for another one.
+
+        What is made for another domain names nothing of this one's: its digests are keyed with a
+        salt of its own, and it lists no parents.
+
+        Parameters
+        ----------
+        words, spans
+            The text, and whose words it is.
+        removed
+            Names of what was taken out of it.
+        to_domain
+            The other domain.
+
+        Raises
+        ------
+        StoreError
+            The store could not take it; no baton exists.
+        """
+        clock = Clock()
+        kin = () if to_domain else self.opening.pedigree.parents(parents, self.store)
+        listing = self._listing(
+            sender, Mode.CONTINUE, terms, words.ids, spans, self.engine.function, kin
+        )
+        export = Export(to_domain, secrets.token_hex(SECRET_BYTES)) if to_domain else None
+        listing = replace(
+            listing,
+            parents=() if to_domain else parents,
+            expires_ms=expires_ms,
+            export=export,
+            redacted=removed,
+        )
+        return self._publish(clock, listing, words, Shipment((), 0, 0), kin)
+
+    def _listing(
+        self,
+        sender: str,
+        mode: Mode,
+        terms: Terms | None,
+        ids: Sequence[int],
+        spans: tuple[Span, ...],
+        function: FunctionId,
+        parents: Sequence[Kin],
+    ) -> Manifest:
+        """A manifest of text, before its transcript is known."""
+        signers = {key for kin in parents for key in (kin.signer, *kin.signers) if key}
+        return Manifest(
+            function=function,
+            domain=self.domain.name,
+            sender=sender,
+            mode=mode,
+            created_ms=now_ms(),
+            cached_tokens=0,
+            pending_tokens=len(ids),
+            token_digest="",
+            transcript="",
+            transcript_bytes=0,
+            spans=spans,
+            segments=(),
+            fidelity=EXACT,
+            hops=Hops(),
+            parents=(),
             terms=terms or Terms(),
             producer=self.engine.producer,
-            importance=importance,
+            signers=tuple(sorted(signers)),
         )
-        payload = manifest.encode_manifest(listing)
-        name = baton_id(payload)
+
+    def _publish(
+        self,
+        clock: Clock,
+        listing: Manifest,
+        words: Transcript,
+        shipment: Shipment,
+        parents: Sequence[Kin],
+    ) -> Baton:
+        """Sign and store the manifest, behind its transcript and its parents."""
+        keys = keys_of(listing, self.domain)
+        blob = transcript.encode_transcript(words)
+        listing = replace(
+            listing,
+            token_digest=keys.token_digest(words.ids),
+            transcript=keys.transcript_address(blob),
+            transcript_bytes=len(blob),
+        )
+        with clock.phase("sign"):
+            payload = manifest.encode_manifest(listing)
+            name = baton_id(payload)
+            signer = self.domain.signers.signer(listing.sender, self.domain.name)
+            raw = sign(manifest.PAYLOAD_TYPE, payload, signer)
         with clock.phase("put"):
-            self.store.put(Key(Kind.TRANSCRIPT, address), [blob])
-            self.store.put(Key(Kind.BATON, name), [manifest.wrap(payload)])
+            for kin in parents:  # whoever opens this one looks at them, in this store
+                self._keep(kin.name, kin.envelope)
+            self.store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
+            self.store.put(Key(Kind.BATON, name), [raw])
         self.observe("baton-stored", {"baton": name})
         clock.seconds["total"] = clock.elapsed()
-        return Baton(
+        baton = Baton(
             ref=BatonRef(name, self.store.url),
             manifest=listing,
             transcript=words,
+            signer=signer.keyid,
+            envelope=raw,
             bytes_written=shipment.bytes_written,
             bytes_deduplicated=shipment.bytes_deduplicated,
             seconds=clock.seconds,
         )
+        self.opening.pedigree.note(Kin.of(baton))
+        return baton
+
+    def _keep(self, name: str, envelope: bytes) -> None:
+        key = Key(Kind.BATON, name)
+        if envelope and not self.store.exists(key):
+            self.store.put(key, [envelope])
 
     # -- take: get -> verify -> decode -> align -> attach ----------------------------------------
 
-    def open(self, baton: Baton | BatonRef | str, *, deadline_s: float = math.inf) -> Baton:
-        """Manifest and transcript of a baton; a ``Baton`` in process carries both.
+    def open(
+        self,
+        baton: Baton | BatonRef | str,
+        *,
+        deadline_s: float = math.inf,
+        bearer: Bearer = NOBODY,
+    ) -> Baton:
+        """Manifest and transcript of a baton, once both are verified; see ``Opening.open``.
 
         Raises
         ------
         NotTrusted
-            The baton belongs to another trust domain; its transcript was not read.
+            It is not authentic, not for this receiver, or not at this time.
         BatonUnavailable
             Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
-        return open_baton(baton, self.store, self.domain, deadline_s=deadline_s)
+        return self.opening.open(baton, deadline_s=deadline_s, bearer=bearer)
 
     def take(
         self,
@@ -431,6 +412,7 @@ class Relay:
         taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, tokens if moves is None else moves,
             room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=context.function,
+            noise=baton.manifest.noise,
         )  # fmt: skip
         if taken.cache is None:
             return taken
@@ -502,6 +484,7 @@ class Relay:
         return self.attach(
             baton.manifest.segments, baton.transcript.ids, moves, room=0, deadline_s=deadline_s,
             behind=at, store_url=baton.ref.store, function=context.function,
+            noise=baton.manifest.noise,
         )  # fmt: skip
 
     def slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
@@ -521,6 +504,7 @@ class Relay:
         behind: int | None = None,
         store_url: str | None = None,
         function: FunctionId | None = None,
+        noise: float = 0.0,
     ) -> Taken:
         """Attach some positions of a baton to a new cache, or say why not.
 
@@ -536,8 +520,10 @@ class Relay:
             position 0 on, or from ``behind`` on.  A number stands for the first so many.
         behind
             Positions of other tokens that will stand before what is attached.
+        noise
+            Relative size of the noise that the sender has added.
         """
-        clock, abandoned = Clock(), Event()
+        clock, abandoned, tally = Clock(), Event(), Tally()
         target = Target(moves, behind)
         needed = [(i, ref) for i, ref in enumerate(refs) if target.cuts(ref)]
         digest = (function or self.engine.function).digest
@@ -545,12 +531,19 @@ class Relay:
         def fill() -> tuple[Any, int]:
             with ExitStack() as stack:
                 with clock.phase("get"):
-                    store = store_of(store_url or self.store.url, self.store)
+                    store = self.opening.store_of(store_url or self.store.url)
                     opened = self._open_segments(stack, store, needed, ids, digest)
                 cuts = [target.cuts(ref) for ref in refs]
-                cache = self._fill(
-                    opened, cuts, target.tokens, room=room, clock=clock, abandoned=abandoned
-                )
+                fetched = clock.timed("get", get_layers(opened, abandoned))
+                verified = clock.timed("verify", verify_layers(fetched))
+                decoded = clock.timed("decode", decode_layers(verified))
+                if self.checks.tokens:
+                    checked = check_layers(
+                        decoded, opened, ids, self.engine, cuts=cuts, noise=noise,
+                        lost=self.checks.losses, tally=tally,
+                    )  # fmt: skip
+                    decoded = clock.timed("probe", checked)
+                cache = self._fill(decoded, cuts, target.tokens, room=room, clock=clock)
             return cache, sum(ref.size_bytes for _, ref in needed)
 
         try:
@@ -564,26 +557,22 @@ class Relay:
             abandoned.set()
         return Taken(
             cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
-            moved, clock.seconds,
+            moved, tally.positions, clock.seconds,
         )  # fmt: skip
 
     def _fill(
         self,
-        opened: Sequence[Opened],
+        decoded: Iterable[tuple[int, DecodedLayer]],
         cuts: Sequence[Sequence[Cut]],
         tokens: int,
         *,
         room: int,
         clock: Clock,
-        abandoned: Event,
     ) -> Any:
         with clock.phase("attach"):
             slot = self.engine.slot(tokens, room=room)
         turns = any(cut.position != cut.run.first for some in cuts for cut in some)
         shifter = self._shifter() if turns else None
-        fetched = clock.timed("get", get_layers(opened, abandoned))
-        verified = clock.timed("verify", verify_layers(fetched))
-        decoded = clock.timed("decode", decode_layers(verified))
         for part in clock.timed("align", align_layers(decoded, cuts, shifter)):
             with clock.phase("attach"):
                 slot.write(part)

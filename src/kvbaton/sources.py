@@ -22,6 +22,67 @@ QUERIES = 32
 """Last tokens whose attention tells what matters."""
 
 
+def mode_of(mode: Mode | str) -> Mode:
+    """The mode of that name.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    try:
+        return Mode(mode)
+    except ValueError:
+        raise InputError(
+            f"unknown mode {mode!r}", hint=f"known: {', '.join(m.value for m in Mode)}"
+        ) from None
+
+
+def chosen_mode(mode: Mode | str | None, *, sliced: bool, abroad: bool) -> Mode:
+    """The mode of a hand-off: the one that is named, or what its other options ask for.
+
+    Raises
+    ------
+    InputError
+        It is not known, or spans are named for another mode or for another domain.
+    """
+    wanted = mode_of(mode) if mode is not None else Mode.SLICE if sliced else Mode.CONTINUE
+    if sliced and wanted is not Mode.SLICE:
+        raise InputError(f"spans are handed off in mode 'slice', not {wanted.value!r}")
+    if abroad and wanted is not Mode.CONTINUE:
+        raise InputError(
+            f"another trust domain gets the whole text, not mode {wanted.value!r}",
+            hint="leave mode and spans out",
+        )
+    return wanted
+
+
+def chosen_source(
+    engine: Engine,
+    turn: Turn,
+    mode: Mode,
+    spans: Spans | None,
+    *,
+    private: bool,
+    keep: float,
+    clean: bool,
+) -> tuple[Source, tuple[Span, ...]]:
+    """What of a turn is handed off in a mode, with its spans.
+
+    Raises
+    ------
+    InputError
+        There is no preamble.
+    SliceError
+        The model's cache cannot be sliced, or the spans are no slice of the turn.
+    """
+    if mode is not Mode.SLICE:
+        return whole_source(turn, mode)
+    named = "all" if spans is None else spans
+    source, shown = slice_source(engine, turn, named, private=private, keep=keep)
+    return (computed_alone(engine, source) if clean else source), shown
+
+
 def whole_source(turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
     """A turn's whole context, or the preamble at its head, with its spans.
 

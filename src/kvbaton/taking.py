@@ -12,18 +12,31 @@ from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation
 from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonRefused, InputError, WindowExceeded
+from kvbaton.errors import (
+    BatonRefused,
+    BatonUnavailable,
+    Filtered,
+    InputError,
+    NotTrusted,
+    WindowExceeded,
+)
+from kvbaton.gating import TextGate
 from kvbaton.joining import Join, own_beginning
+from kvbaton.opening import Bearer
 from kvbaton.policy import fitting
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
+from kvbaton.reasons import refusal_reason, unavailable_reason
 from kvbaton.relay import Relay
+from kvbaton.stores import Key
 from kvbaton.types import (
     Baton,
+    BatonRef,
     BlockScores,
     Deny,
     FidelityClass,
     FunctionId,
     Hops,
+    Importance,
     Mode,
     Move,
     Outcome,
@@ -43,7 +56,7 @@ class Taking:
 
     ``repair`` says which positions of slices are computed again, ``overflow`` what stays when the
     window is too small; ``strict`` refuses to fall back; ``by_text`` prefills the ids whatever the
-    cache is good for.
+    cache is good for; ``importance`` says how closely the cache is looked at.
     """
 
     deadline_s: float
@@ -53,6 +66,7 @@ class Taking:
     overflow: str = fitting.FitStrategy.REFUSE.value
     strict: bool = False
     by_text: bool = False
+    importance: Importance = Importance.ORDINARY
 
 
 def require_window(engine: Engine, wanted: Prompt) -> None:
@@ -301,6 +315,87 @@ class Taker:
         sliced = account.mode is Mode.SLICE and account.route is not Route.BATON
         if self.terms.strict and (account.route is Route.TEXT or sliced):
             raise refused(account.reasons[0])
+
+
+def references_in(
+    given: Sequence[Baton | BatonRef | str], instruction: str
+) -> tuple[list[Baton | BatonRef | str], str]:
+    """Batons and the instruction, which may come as the last string.
+
+    Raises
+    ------
+    InputError
+        There is no baton, or a string that is no id.
+    """
+    several, said = list(given), instruction
+    last = several[-1] if len(several) > 1 else None
+    if isinstance(last, str) and not said and not Key.is_name(last):
+        said = last
+        several.pop()
+    if not several:
+        raise InputError("there is no baton to take")
+    for index, one in enumerate(several[1:], start=1):
+        if isinstance(one, str) and not Key.is_name(one):
+            raise InputError(f"{one[:40]!r} is no baton's id", at=f"$.batons[{index}]")
+    return several, said
+
+
+def bearers(name: str, ticket: str | Sequence[str] | None, count: int) -> list[Bearer]:
+    """Who takes each baton, by which ticket.
+
+    Raises
+    ------
+    InputError
+        There are not as many tickets as batons.
+    """
+    if ticket is None:
+        return [Bearer(name)] * count
+    several = [ticket] if isinstance(ticket, str) else list(ticket)
+    if len(several) != count:
+        raise InputError(f"{len(several)} tickets for {count} batons", at="$.ticket")
+    return [Bearer(name, one) for one in several]
+
+
+def open_all(
+    relay: Relay,
+    gate: TextGate,
+    references: Sequence[Baton | BatonRef | str],
+    several: Sequence[Bearer],
+    clock: Clock,
+    *,
+    deadline_s: float,
+) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
+    """Batons as they may be used, with the reasons of filters and the warnings.
+
+    All of them are verified before the text of any reaches a filter.
+
+    Raises
+    ------
+    NotTrusted, BatonUnavailable, Filtered
+        One of them cannot be used.
+    """
+    with clock.phase("get"):
+        found = [
+            relay.open(one, deadline_s=deadline_s, bearer=bearer)
+            for one, bearer in zip(references, several, strict=True)
+        ]
+    reasons: tuple[Reason, ...] = ()
+    opened = []
+    with clock.phase("filter"):
+        for one in found:
+            baton, why = gate.arriving(one)
+            opened.append(baton)
+            reasons += why
+    return opened, reasons, tuple(warning for one in found for warning in one.warnings)
+
+
+def not_opened(error: NotTrusted | BatonUnavailable | Filtered) -> tuple[Outcome, Reason]:
+    """Outcome and reason of a baton of which nothing is used."""
+    if isinstance(error, NotTrusted):
+        return Outcome.NOT_TRUSTED, refusal_reason(error)
+    if isinstance(error, Filtered):
+        return Outcome.FILTERED, Reason(ReasonCode.FILTER_REFUSED, error.sentence, error.at)
+    return Outcome.UNAVAILABLE, unavailable_reason(error)
 
 
 def _importance(scores: BlockScores | None) -> fitting.Importance | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbaton.kinds import FidelityClass as FidelityClass
+from kvbaton.kinds import Importance as Importance
 from kvbaton.kinds import Mode as Mode
 from kvbaton.kinds import Outcome as Outcome
 from kvbaton.kinds import ReasonCode as ReasonCode
@@ -306,9 +307,24 @@ class BlockScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """A text-only baton is for this other ``domain``.  ``salt`` (64 hexadecimal digits, random)
+    keys its digests in place of a domain's secret, which the other one does not have."""
+
+    domain: str
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The payload of a baton.  ``created_ms`` is milliseconds since the epoch; ``sequence`` is
-    -1 where no ref was moved; ``importance`` is None where the sender recorded none."""
+    """The payload of a baton.
+
+    ``created_ms`` and ``expires_ms`` are milliseconds since the epoch, 0 for a baton that does not
+    expire; ``sequence`` is -1 where no ref was moved; ``importance`` is None where the sender
+    recorded none.  ``signers`` are the key ids of all its ancestors' signers, sorted.  ``noise``
+    is the relative size of the noise that was added to K and V.  ``redacted`` names what was taken
+    out of a text-only baton; ``export`` says for which other domain it is.
+    """
 
     function: FunctionId
     domain: str
@@ -330,6 +346,11 @@ class Manifest:
     ref: str = ""
     sequence: int = -1
     importance: BlockScores | None = None
+    expires_ms: int = 0
+    export: Export | None = None
+    signers: tuple[str, ...] = ()
+    noise: float = 0.0
+    redacted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,11 +373,19 @@ class BatonRef:
 
 @dataclass(frozen=True, slots=True)
 class Baton:
-    """A baton in process: its reference with manifest and transcript, so it always answers."""
+    """A baton in process: its reference with manifest and transcript, so it always answers.
+
+    ``manifest`` says what is believed: hops and fidelity as its verified parents allow.
+    ``signer`` is the id of the key that signed ``envelope``, its exact bytes; ``warnings`` say
+    what could not be verified.
+    """
 
     ref: BatonRef
     manifest: Manifest
-    transcript: Transcript
+    transcript: Transcript = field(repr=False)
+    signer: str = ""
+    envelope: bytes = field(default=b"", repr=False, compare=False)
+    warnings: tuple[Reason, ...] = ()
     bytes_written: int = 0
     bytes_deduplicated: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)

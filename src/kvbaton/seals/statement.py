@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvbaton.errors import Fault, FormatError, NotTrusted, TrustFault
 from kvbaton.seals.base import KeyStatus, Purpose, Signer, Trust, TrustedKey
+from kvbaton.wire.digests import baton_id
 from kvbaton.wire.envelope import Envelope, Signature, encode_envelope, parse_envelope
 
 _PLACES = frozenset(
@@ -50,8 +51,15 @@ class Verified:
     key: TrustedKey
 
 
-def verify(raw: bytes, *, payload_type: str, purpose: Purpose, trust: Trust) -> Verified:
+def verify(
+    raw: bytes, *, payload_type: str, purpose: Purpose, trust: Trust, promised: str | None = None
+) -> Verified:
     """The payload of an envelope, once its signature is known to be a trusted key's.
+
+    Parameters
+    ----------
+    promised
+        The plain digest (hex) that the payload must have: a baton's id.
 
     Raises
     ------
@@ -61,6 +69,10 @@ def verify(raw: bytes, *, payload_type: str, purpose: Purpose, trust: Trust) -> 
         key id is not that of the key that signed.
     """
     envelope = _parsed(raw, payload_type)
+    if promised is not None and baton_id(envelope.payload) != promised:
+        raise _refuse(
+            "it is another than the one that was asked for", TrustFault.OTHER, "$.payload"
+        )
     if not envelope.signatures:
         raise _refuse("it is not signed", TrustFault.UNSIGNED, "$.signatures")
     signature = envelope.signatures[0]
@@ -109,7 +121,7 @@ def _unsound(message: bytes, signature: Signature, trust: Trust) -> NotTrusted:
 
 def _misnamed(message: bytes, signature: Signature, trust: Trust) -> NotTrusted | None:
     """A key id is a hint, and one that misleads is refused: an envelope has one spelling."""
-    for key in trust.keys():
+    for key in tuple(trust.keys()):
         if key.scheme.verify(key.public, message, signature.sig):
             return _refuse(
                 "it names another key than the one that signed",

@@ -81,6 +81,7 @@ class DomainKeys:
     _transcript: bytes = field(init=False, repr=False, compare=False)
     _tokens: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
+    _uses: bytes = field(init=False, repr=False, compare=False)
     signing_seed: bytes = field(init=False, repr=False, compare=False)
     encryption: bytes = field(init=False, repr=False, compare=False)
 
@@ -104,6 +105,10 @@ class DomainKeys:
     def token_digest(self, ids: Sequence[int]) -> str:
         """Keyed digest (hex) of a run of token ids, each below 2**32."""
         return blake3(token_bytes(ids), key=self._tokens).hexdigest()
+
+    def use_name(self, nonce: str, use: int) -> str:
+        """Name (hex) of the record that one use of a ticket is spent."""
+        return blake3(f"{nonce} {use}".encode("ascii"), key=self._uses).hexdigest()
 
     def prefix_keys(
         self, function_digest: str, ids: Sequence[int], stops: Sequence[int]
@@ -138,6 +143,7 @@ _PURPOSES = (
     ("_transcript", "transcript address"),
     ("_tokens", "token digest"),
     ("_prefix", "prefix key"),
+    ("_uses", "ticket use"),
     ("signing_seed", "signing seed"),
     ("encryption", "encryption"),
 )

@@ -35,6 +35,9 @@ MAX_PARENTS = 256
 MAX_HOPS = 1_000_000
 MAX_MESSAGES = 65_536
 MAX_SIGNATURES = 1
+MAX_SIGNERS = 1024
+MAX_TICKET_BYTES = 16 << 10
+MAX_USES = 1024
 
 MAX_NAME_CHARS = 256
 """Senders, receivers, domains, refs, codec names: shown on one line, never interpreted."""

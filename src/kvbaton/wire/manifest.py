@@ -8,7 +8,6 @@ from typing import Any
 from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
 from kvbaton.types import (
     JSON,
-    BlockScores,
     FidelityClass,
     FunctionId,
     Hops,
@@ -24,10 +23,10 @@ from kvbaton.wire import digests
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import dumps, loads
 from kvbaton.wire.envelope import Envelope, Signature, encode_envelope, parse_envelope
+from kvbaton.wire.extensions import encode_extensions, parse_extensions
 from kvbaton.wire.header import read_fidelity, read_run, read_segment_span
 from kvbaton.wire.limits import (
     FORMAT,
-    MAX_ENTRIES,
     MAX_HOPS,
     MAX_MANIFEST_BYTES,
     MAX_PARENTS,
@@ -70,8 +69,6 @@ _HOPS_FIELDS = frozenset({"exact", "lossy"})
 _SEGMENT_FIELDS = frozenset({"address", "count", "fidelity", "first", "kind", "size_bytes"})
 _MOVED_FIELDS = _SEGMENT_FIELDS | {"shift"}
 _SPAN_FIELDS = frozenset({"count", "first", "role", "shift"})
-_IMPORTANCE_FIELDS = frozenset({"block_tokens", "scores"})
-MAX_SCORE, MAX_SCORES = 255, 1 << 16
 _TERMS_FIELDS = frozenset({"goal", "instruction", "receiver", "round", "summary"})
 _TRANSCRIPT_FIELDS = frozenset({"address", "size_bytes"})
 _INT_MAX = (1 << 63) - 1
@@ -126,12 +123,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _encode(m: Manifest) -> JSON:
+    critical, extensions = encode_extensions(m)
     return {
         "cached_tokens": m.cached_tokens,
         "created_ms": m.created_ms,
-        "critical": [],
+        "critical": critical,
         "domain": m.domain,
-        "extensions": _encode_extensions(m),
+        "extensions": extensions,
         "fidelity": m.fidelity.to_json(),
         "format": FORMAT,
         "function": {"digest": m.function.digest, "parts": dict(m.function.parts)},
@@ -149,13 +147,6 @@ def _encode(m: Manifest) -> JSON:
         "token_digest": m.token_digest,
         "transcript": {"address": m.transcript, "size_bytes": m.transcript_bytes},
     }
-
-
-def _encode_extensions(m: Manifest) -> JSON:
-    if m.importance is None:
-        return {}
-    scores = {"block_tokens": m.importance.block_tokens, "scores": list(m.importance.scores)}
-    return {"importance": scores}
 
 
 def _encode_segment(ref: SegmentRef) -> JSON:
@@ -207,7 +198,7 @@ def parse_manifest(payload: bytes) -> Manifest:
     f.require_format(value, "$", FORMAT)
     top = f.read_object(value, "$", _FIELDS)
     f.read_format(top["format"], "$.format", FORMAT)
-    _check_extensions(top["critical"], top["extensions"])
+    extensions = parse_extensions(top["critical"], top["extensions"])
     transcript = f.read_object(top["transcript"], "$.transcript", _TRANSCRIPT_FIELDS)
     parents = f.read_list(top["parents"], "$.parents", at_most=MAX_PARENTS)
     manifest = Manifest(
@@ -232,45 +223,10 @@ def parse_manifest(payload: bytes) -> Manifest:
         producer=f.read_table(top["producer"], "$.producer"),
         ref=f.read_name(top, "ref", "$", empty=True),
         sequence=f.read_int(top, "sequence", "$", -1, _INT_MAX),
-        importance=_parse_importance(top["extensions"], "$.extensions"),
+        **extensions,
     )
     _check_tokens(manifest)
     return manifest
-
-
-def _check_extensions(critical: Any, extensions: Any) -> None:
-    """Refuse what must be understood and is not; this version knows no extension."""
-    at = "$.critical"
-    if type(extensions) is not dict:
-        raise f.refuse("extensions are an object", Fault.WRONG_TYPE, "$.extensions")
-    names = f.read_list(critical, at, at_most=MAX_ENTRIES)
-    for i, name in enumerate(names):
-        f.read_name(names, i, at)
-        if name not in extensions:
-            raise f.refuse(
-                f"the critical field {name!r} is missing", Fault.MISSING_FIELD, f"{at}[{i}]"
-            )
-    if names:
-        raise FormatError(
-            f"the field {names[0]!r} must be understood, and is not",
-            fault=Fault.UNKNOWN_CRITICAL,
-            at=f"{at}[0]",
-            hint="a newer version of kvbaton may read it",
-        )
-
-
-def _parse_importance(extensions: JSON, at: str) -> BlockScores | None:
-    if "importance" not in extensions:
-        return None
-    at = f"{at}.importance"
-    top = f.read_object(extensions["importance"], at, _IMPORTANCE_FIELDS)
-    scores = f.read_list(top["scores"], f"{at}.scores", at_most=MAX_SCORES)
-    return BlockScores(
-        block_tokens=f.read_int(top, "block_tokens", at, 1, MAX_POSITION),
-        scores=tuple(
-            f.read_int(scores, i, f"{at}.scores", 0, MAX_SCORE) for i in range(len(scores))
-        ),
-    )
 
 
 def _parse_function(value: Any, at: str) -> FunctionId:
@@ -358,6 +314,8 @@ def _check_tokens(m: Manifest) -> None:
                 f"$.spans[{i}]",
             )
         done = span.run.stop
+    if m.segments and (m.export is not None or m.redacted):
+        raise _bad_segment("a text-only baton lists none", "$.segments")
     _check_segments(m)
 
 

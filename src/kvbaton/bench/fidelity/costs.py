@@ -196,5 +196,5 @@ def _segment_s(session: Session, name: str, turn: Any) -> float:
     conversation = turn.conversation
     span = SegmentSpan(0, min(relay.segment_tokens, turn.cached))
     start = time.perf_counter()
-    list(relay.ship(conversation.cache, conversation.ids, [span], Clock()))
+    list(relay.shipper.ship(conversation.cache, conversation.ids, [span], Clock()))
     return time.perf_counter() - start

@@ -1,0 +1,212 @@
+"""Where batons come from: hops and fidelity as their verified parents allow, never as claimed.
+
+A baton may claim more hops and less fidelity than its parents, never fewer or better.  Where a
+parent is missing nothing can be recomputed, and the worst is believed.  A revoked key voids its
+batons and all that descends from them: each manifest lists the keys of all its ancestors' signers,
+so that removing an ancestor hides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvbaton.backing import one_more
+from kvbaton.errors import FormatError, NotTrusted, StoreError, TrustFault
+from kvbaton.seals import KeyStatus, Purpose, TrustDomain
+from kvbaton.seals.statement import verify
+from kvbaton.stores import Key, Kind, Store
+from kvbaton.types import Baton, Fidelity, FidelityClass, Hops, Manifest, Reason, ReasonCode
+from kvbaton.wire import limits, manifest
+
+MAX_ANCESTORS = 512
+"""Ancestors that are looked at; where there are more the worst is believed."""
+KNOWN = 2048
+"""Batons whose origin is remembered."""
+UNKNOWN_ORIGIN = Hops(exact=limits.MAX_HOPS, lossy=limits.MAX_HOPS)
+"""Hops where a parent is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """What a baton says about its origin, as its signer has signed it.
+
+    ``signer`` is a key id; ``signers`` those of all ancestors; ``has_kv`` whether it lists
+    segments, with what level of ``noise``; ``envelope`` its exact bytes, empty where they are not
+    at hand.
+    """
+
+    name: str
+    hops: Hops
+    fidelity: Fidelity
+    parents: tuple[str, ...]
+    signer: str
+    signers: tuple[str, ...]
+    has_kv: bool
+    noise: float
+    envelope: bytes
+
+    @classmethod
+    def of_manifest(cls, name: str, listing: Manifest, signer: str, envelope: bytes) -> Kin:
+        """What a verified manifest says."""
+        return cls(
+            name,
+            listing.hops,
+            listing.fidelity,
+            listing.parents,
+            signer,
+            listing.signers,
+            bool(listing.segments),
+            listing.noise,
+            envelope,
+        )
+
+    @classmethod
+    def of(cls, baton: Baton) -> Kin:
+        """What a baton of this process says."""
+        return cls.of_manifest(baton.id, baton.manifest, baton.signer, baton.envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is believed of a baton's origin."""
+
+    hops: Hops
+    fidelity: Fidelity
+    warnings: tuple[Reason, ...] = ()
+
+
+class Pedigree:
+    """Remembers where batons come from, and reads what it does not know from their store."""
+
+    def __init__(self, domain: TrustDomain) -> None:
+        self._domain = domain
+        self._known: OrderedDict[str, Kin] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def note(self, kin: Kin) -> None:
+        """Remember what a verified baton says."""
+        with self._lock:
+            self._known[kin.name] = kin
+            self._known.move_to_end(kin.name)
+            while len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+
+    def find(self, name: str, store: Store) -> Kin | None:
+        """What a baton says, remembered or read from a store.
+
+        None where it is absent or cannot be verified: who can put something else in its place
+        could as well remove it.
+
+        Raises
+        ------
+        NotTrusted
+            A key that was revoked has signed it.
+        """
+        with self._lock:
+            kin = self._known.get(name)
+        if kin is not None:
+            return kin
+        try:
+            raw = store.get(Key(Kind.BATON, name), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            found = verify(
+                raw,
+                payload_type=manifest.PAYLOAD_TYPE,
+                purpose=Purpose.BATON,
+                trust=self._domain.trust,
+                promised=name,
+            )
+            listing = manifest.parse_manifest(found.payload)
+        except (StoreError, FormatError):
+            return None
+        except NotTrusted as error:
+            if error.fault is TrustFault.KEY_REVOKED:
+                raise _revoked() from None
+            return None
+        if not found.key.speaks_for(listing.sender, listing.domain):
+            return None
+        kin = Kin.of_manifest(name, listing, found.key.keyid, raw)
+        self.note(kin)
+        return kin
+
+    def parents(self, names: tuple[str, ...], store: Store) -> tuple[Kin, ...]:
+        """Those of a baton's parents that are known, or can be read and verified.
+
+        Raises
+        ------
+        NotTrusted
+            A revoked key has had a part in one of them.
+        """
+        found = tuple(kin for kin in (self.find(name, store) for name in names) if kin is not None)
+        for kin in found:
+            self._require_signers(kin, is_ancestor=True)
+        return found
+
+    def examine(self, kin: Kin, store: Store) -> Origin:
+        """What is believed of a verified baton, once all its ancestors are looked at.
+
+        Raises
+        ------
+        NotTrusted
+            ``CLAIMS``: a baton on the way claims better than its parents allow.
+            ``ANCESTOR_REVOKED``: a key of an ancestor was revoked.
+        """
+        missing = False
+        seen, todo = {kin.name}, [kin]
+        while todo:
+            one = todo.pop()
+            self._require_signers(one, is_ancestor=one is not kin)
+            parents = [self.find(name, store) for name in one.parents]
+            missing = missing or None in parents or len(seen) > MAX_ANCESTORS
+            there = [parent for parent in parents if parent is not None]
+            _require_modest(one, there)
+            if len(seen) <= MAX_ANCESTORS:
+                todo += [parent for parent in there if parent.name not in seen]
+                seen |= {parent.name for parent in there}
+        self.note(kin)
+        if not missing:
+            return Origin(kin.hops, kin.fidelity)
+        worst = Fidelity(FidelityClass.APPROXIMATE, kin.fidelity.codec, kin.fidelity.calibration)
+        sentence = "a parent of the baton is missing: its hops and fidelity count as the worst"
+        return Origin(UNKNOWN_ORIGIN, worst, (Reason(ReasonCode.PARENT_MISSING, sentence),))
+
+    def _require_signers(self, kin: Kin, *, is_ancestor: bool) -> None:
+        """Refuse what a revoked key has signed or has had a part in; asked each time, since keys
+        are revoked while batons are remembered."""
+        trust = self._domain.trust
+        keys = (kin.signer, *kin.signers) if is_ancestor else kin.signers
+        for keyid in keys:
+            key = trust.find(keyid)
+            if key is not None and key.status is KeyStatus.REVOKED:
+                raise _revoked()
+
+
+def _require_modest(kin: Kin, parents: list[Kin]) -> None:
+    """Refuse claims that are better than what verified parents allow."""
+    if parents and kin.has_kv:
+        worn = Hops(max(p.hops.exact for p in parents), max(p.hops.lossy for p in parents))
+        least = one_more(worn, kin.fidelity)
+        if kin.hops.exact < least.exact or kin.hops.lossy < least.lossy:
+            raise _too_good("fewer hops", "$.hops")
+        if kin.fidelity.rank < max(p.fidelity.rank for p in parents):
+            raise _too_good("a better fidelity", "$.fidelity")
+        if kin.noise < max(p.noise for p in parents):
+            raise _too_good("less noise", "$.extensions.noise")
+    known = {key for p in parents for key in (p.signer, *p.signers) if key}
+    if not known <= set(kin.signers):
+        raise _too_good("fewer signers", "$.extensions.signers")
+
+
+def _too_good(what: str, at: str) -> NotTrusted:
+    return NotTrusted(
+        f"the baton claims {what} than its parents allow", fault=TrustFault.CLAIMS, at=at
+    )
+
+
+def _revoked() -> NotTrusted:
+    return NotTrusted(
+        "the baton descends from one whose key was revoked",
+        fault=TrustFault.ANCESTOR_REVOKED,
+        at="$.parents",
+    )

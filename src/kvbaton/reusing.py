@@ -1,0 +1,61 @@
+"""Reusing the beginning of a prompt: of an agent's own cache, or of what the store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvbaton.account import Account
+from kvbaton.backing import covered
+from kvbaton.conversation import Conversation
+from kvbaton.decoding import Decoding
+from kvbaton.prompts import Prompt
+from kvbaton.relay import Relay
+from kvbaton.taking import room_for
+from kvbaton.types import Reason, ReasonCode, SegmentRef, common_prefix
+
+
+def own_prefix(
+    relay: Relay,
+    known: Conversation,
+    agreed: int,
+    wanted: Prompt,
+    how: Decoding,
+    account: Account,
+) -> Any:
+    """A copy of what a diverging prompt has in common with the agent's own cache."""
+    account.first_divergence = account.reused = agreed
+    account.parents, account.hops = known.parents, known.hops
+    account.held = covered(known.stored(), agreed)
+    account.inherit(known.inherited, agreed)
+    room = room_for(relay.engine, wanted, agreed, how)
+    return relay.copy_prefix(known.cache, agreed, room=room)
+
+
+def stored_prefix(
+    relay: Relay,
+    found: Sequence[SegmentRef],
+    tokens: int,
+    wanted: Prompt,
+    how: Decoding,
+    account: Account,
+    *,
+    deadline_s: float,
+) -> Any:
+    """The beginning of the prompt, if the store holds it; otherwise None."""
+    if not found:
+        return None
+    room = room_for(relay.engine, wanted, tokens, how)
+    taken = relay.attach(found, wanted.ids, tokens, room=room, deadline_s=deadline_s)
+    cache = account.enter(taken)
+    if cache is not None:
+        account.reasons = (
+            Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
+        )
+    return cache
+
+
+def covers(known: Conversation, ids: Sequence[int]) -> bool:
+    """Whether ``ids`` begin with everything that the conversation's cache holds, and go on."""
+    cached = known.cache.length
+    return len(ids) > cached and common_prefix(known.ids, ids) >= cached

@@ -27,7 +27,7 @@ Passphrase = bytes | Callable[[], bytes]
 """What encrypts private keys; a callable is asked when a key first needs it."""
 
 _MAX_KEY_BYTES = 256 << 10
-_MAX_PASSPHRASE_BYTES = 4096
+_MAX_PASSPHRASE_BYTES = 1000
 _WHAT = "this private key"
 _Found = tuple[tuple[TrustedKey, ...], dict[tuple[str, str, Purpose], Signer]]
 

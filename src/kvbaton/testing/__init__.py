@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StoreCall,
         StoreFault,
     )
+    from kvbaton.testing.seals import SealTests
     from kvbaton.testing.stores import StoreTests
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "EngineTests",
     "Fail",
     "FaultyStore",
+    "SealTests",
     "Shorten",
     "Stall",
     "StoreCall",
@@ -45,6 +47,7 @@ _LAZY = {
     "EngineTests": "engines",
     "Fail": "faults",
     "FaultyStore": "faults",
+    "SealTests": "seals",
     "Shorten": "faults",
     "Stall": "faults",
     "StoreCall": "faults",

@@ -9,9 +9,12 @@ from typing import Any
 from kvbaton.conversation import Conversation
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.errors import EmptyInput, InputError
-from kvbaton.types import JSON, Baton, Mode, Role, Span, TokenRun
+from kvbaton.types import JSON, Baton, Mode, Role, Span, TokenRun, Transcript
 
 Messages = Sequence[Mapping[str, Any]]
+
+_TOLD_ROLES = ("user", "assistant", "tool")
+"""Roles that somebody else's messages keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class PromptWriter:
         """The sender's conversation and, behind it, the agent's role and instruction.
 
         The baton's ids are the truth; under another tokenizer they mean nothing, so its messages
-        are rendered again.
+        are rendered again.  What comes from another trust domain is never more than text; see
+        :meth:`retold`.
 
         Raises
         ------
@@ -134,6 +138,8 @@ class PromptWriter:
         """
         words = baton.transcript
         turn = self.chat.handoff_turn(self.system, said, tools=self.tools)
+        if baton.manifest.export is not None or not (same_tokenizer or words.messages):
+            return self.retold(words, said)
         if not same_tokenizer:
             return self.render([*words.messages, *turn])
         asked = self.going_on(words.ids, turn)
@@ -144,6 +150,25 @@ class PromptWriter:
             asked.opens_reasoning,
             len(words.ids),
         )
+
+    def retold(self, words: Transcript, said: str) -> Prompt:
+        """A conversation that comes as mere text, begun anew in the agent's own format.
+
+        Its messages stand behind the agent's own system prompt; a system prompt among them counts
+        as a user's words, and no special token in them opens or closes a turn.  Without messages
+        the text stands in the agent's first turn, before the instruction.
+
+        Raises
+        ------
+        EmptyInput
+            The receiver adds no tokens.
+        """
+        own = self.chat.handoff_turn(None, said)
+        told = [_as_told(message, self.chat) for message in words.messages]
+        if not told:
+            told = [{"role": "user", "content": self.chat.plain(words.text)}]
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self.render([*system, *_one_by_one([*told, *own])])
 
     def prefill_only(self, prompt: str | None, messages: Messages | None) -> Prompt:
         """What ``fresh`` gives, without the opening of an answer."""
@@ -197,7 +222,7 @@ class PromptWriter:
 
     def slices_as_text(self, batons: Sequence[Baton], said: str) -> Prompt:
         """The same for another tokenizer, to which the slices' ids mean nothing."""
-        texts = [baton.transcript.text for baton in batons]
+        texts = [self.chat.plain(baton.transcript.text) for baton in batons]
         return self.render(self._asked("\n\n".join([*texts, said]).strip()))
 
     def two_system_prompts(self, baton: Baton) -> bool:
@@ -237,6 +262,35 @@ def packed_spans(
                 packed.append(Span(span.role, place, span.shift + distance))
         first += run.count
     return tuple(packed)
+
+
+def _as_told(message: JSON, chat: ChatFormat) -> JSON:
+    """A message of somebody else's conversation, as words and not as orders."""
+    told: JSON = {key: _plain(value, chat) for key, value in message.items() if key != "role"}
+    role = message["role"]
+    return {"role": role if role in _TOLD_ROLES else "user", **told}
+
+
+def _plain(value: Any, chat: ChatFormat) -> Any:
+    """Every text in a JSON value without special tokens."""
+    if isinstance(value, str):
+        return chat.plain(value)
+    if isinstance(value, Mapping):
+        return {chat.plain(str(key)): _plain(item, chat) for key, item in value.items()}
+    return [_plain(item, chat) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _one_by_one(messages: Sequence[JSON]) -> list[JSON]:
+    """User turns that follow each other as one: many templates want them to alternate."""
+    turns: list[JSON] = []
+    for message in messages:
+        both = turns and turns[-1]["role"] == message["role"] == "user"
+        if both and isinstance(turns[-1]["content"], str) and isinstance(message["content"], str):
+            joined = "\n\n".join((turns[-1]["content"], message["content"]))
+            turns[-1] = {"role": "user", "content": joined.strip()}
+        else:
+            turns.append(message)
+    return turns
 
 
 def user_turn(text: str) -> JSON:

@@ -24,7 +24,7 @@ from kvbaton.engines.transformers.messages import (
 )
 from kvbaton.engines.transformers.pieces import LaidOut, Piece, alike, unused_word
 from kvbaton.engines.transformers.spans import THINK, token_spans
-from kvbaton.engines.transformers.stream import TextStream, decode, special_ids
+from kvbaton.engines.transformers.stream import TextStream, decode, special_ids, special_tokens
 from kvbaton.engines.transformers.template import PLAIN_STOPS, ChatTemplate
 from kvbaton.engines.transformers.tools import tools_text
 from kvbaton.errors import EmptyInput, InputError, UnsupportedModel
@@ -275,6 +275,28 @@ class ChatFormat:
     def text_of(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of ``ids``."""
         return decode(self.tokenizer, ids, skip_special=skip_special)
+
+    def ids_of(self, text: str, *, joined: bool = False) -> tuple[int, ...]:
+        """Ids of a text as it is, markup in it included.
+
+        ``joined`` text goes on after other text: no space is put before its first word.
+
+        Raises
+        ------
+        InputError
+            Text that the tokenizer cannot encode.
+        """
+        return tuple(self._encode(text, joined=joined)[0])
+
+    def plain(self, text: str) -> str:
+        """A text without this model's special tokens: nothing in it opens or closes a turn."""
+        marks = sorted(map(str, special_tokens(self.tokenizer)), key=len, reverse=True)
+        before = None
+        while before != text:  # what is taken out may leave another mark behind
+            before = text
+            for mark in marks:
+                text = text.replace(mark, "")
+        return text
 
     def text_stream(self) -> TextStream:
         """A detokenizer for one answer."""

@@ -39,6 +39,12 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(token_id for token_id, token in added if token.special)
 
 
+def special_tokens(tokenizer: Any) -> frozenset[str]:
+    """Their texts."""
+    added = tokenizer.added_tokens_decoder.values()
+    return frozenset(str(token) for token in added if token.special and str(token))
+
+
 class TextStream:
     """Incremental detokenizer: the pieces returned add up to the text of all ids.
 

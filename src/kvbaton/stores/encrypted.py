@@ -237,7 +237,7 @@ class _EncryptedReader(Reader):
 
     def _ciphertext(self, frame: Frame) -> memoryview:
         start, size_bytes = self._table.stored_start(frame.index), frame.size_bytes + TAG_BYTES
-        if start + size_bytes <= len(self._head):
+        if frame.index == 0 and start + size_bytes <= len(self._head):
             return memoryview(self._head)[start : start + size_bytes]
         if self._stored.nbytes < size_bytes:
             self._stored = memoryview(bytearray(size_bytes))

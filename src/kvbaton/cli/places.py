@@ -9,6 +9,7 @@ from kvbaton import settings
 from kvbaton.errors import InputError, NotFound, StoreError
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Entry, Key, Kind, Reader, Store, StoreURL, open_store
+from kvbaton.vaults import sealed
 
 _ONE_PROCESS = ("memory", "fsspec+memory")
 
@@ -43,6 +44,11 @@ def store_url(given: str | None) -> str:
     return url
 
 
+def _sealed(store: Store) -> Store:
+    """The store as the trust domain of the settings asks for it."""
+    return sealed(store, trust_domain())
+
+
 def open_to_write(given: str | None) -> Store:
     """Open a store that may be new.
 
@@ -51,7 +57,7 @@ def open_to_write(given: str | None) -> Store:
     InputError, StoreError
         The URL makes no sense, or the store cannot be made.
     """
-    return open_store(store_url(given))
+    return _sealed(open_store(store_url(given)))
 
 
 def open_to_read(given: str | None) -> Store:
@@ -71,7 +77,7 @@ def open_to_read(given: str | None) -> Store:
             f"there is no store at {parsed.location}",
             hint="kvbaton export makes one; --store names another",
         )
-    return open_store(url)
+    return _sealed(open_store(url))
 
 
 def open_to_take(given: str | None) -> Store:

@@ -50,8 +50,9 @@ class Slot(ABC):
 class Engine(ABC):
     """A model that can hand its cache over.
 
-    ``max_tokens`` is the longest sequence the model can attend to; ``producer`` is recorded in
-    every segment, shown, and never compared.
+    ``max_tokens`` is the longest sequence the model can attend to; ``vocabulary`` is the number of
+    ids that it has embeddings for; ``producer`` is recorded in every segment, shown, and never
+    compared.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Engine(ABC):
     function: FunctionId
     producer: tuple[tuple[str, str], ...]
     max_tokens: int
+    vocabulary: int
     chat: ChatFormat
     prefill_tokens_per_s: float
     default_room: int

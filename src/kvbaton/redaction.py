@@ -15,7 +15,7 @@ from typing import Any
 from kvbaton.conversation import Turn
 from kvbaton.engines.base import Engine
 from kvbaton.errors import Filtered
-from kvbaton.policy.filters import Passed, Redact, Ruling, TextFilter, run_filters
+from kvbaton.policy.filters import FilterOutcome, Passed, Redact, Ruling, TextFilter, run_filters
 from kvbaton.prompts import packed_spans
 from kvbaton.types import JSON, Role, Span, TokenRun, Transcript
 
@@ -87,30 +87,131 @@ def redacted_content(
     """
     ids, spans = _chosen(turn, runs)
     dropped = () if private else PRIVATE_ROLES
-    work = _Redaction(engine, filters, () if private else own)
+    work = _Redaction(engine, filters, () if private else own, whole=private)
     for span in spans:
         part = ids[span.run.first : span.run.stop]
         if span.role in dropped:
             work.drop(span.role, part)
         else:
             work.keep(span.role, part)
-    whole = runs is None
-    return work.finish(turn.messages if whole else (), without=dropped)
+    told = turn.messages if runs is None else ()
+    return work.finish([one for one in told if not _is_of(one, dropped)])
+
+
+def gated_words(
+    engine: Engine, words: Transcript, filters: Sequence[TextFilter], *, same_tokenizer: bool = True
+) -> tuple[Transcript, FilterOutcome]:
+    """What filters leave of a whole transcript: of its text and of every text in its messages.
+
+    The text that is asked about is decoded from the ids, where they mean something here: what a
+    transcript says that they stand for is not believed.  Where something was taken out, the ids
+    are the tokenizer's for what is left.
+
+    Parameters
+    ----------
+    same_tokenizer
+        Whether the ids are those of the engine's tokenizer.
+
+    Returns
+    -------
+    Transcript, FilterOutcome
+        The transcript itself where everything passed.
+
+    Raises
+    ------
+    Filtered
+        A filter refused something, was not content with its own redaction, or nothing is left.
+    """
+    sieve = _Sieve(filters)
+    text = engine.chat.text_of(words.ids) if same_tokenizer else words.text
+    left = sieve.text(text)
+    messages = tuple(sieve.message(one) for one in words.messages)
+    if not sieve.counts:
+        return words, FilterOutcome(text)
+    ids, left = sieve.tokenized(engine, left)
+    return Transcript(ids, left, messages), sieve.outcome(left)
+
+
+class _Sieve:
+    """Puts texts and messages through filters; keeps the names of those that took something out.
+
+    ``thoughts`` are cut out of what assistants say, with all that is marked as reasoning, unless
+    it is None.
+    """
+
+    def __init__(self, filters: Sequence[TextFilter], thoughts: list[str] | None = None) -> None:
+        self._filters, self._thoughts = filters, thoughts
+        self.counts: dict[str, int] = {}
+
+    def outcome(self, text: str) -> FilterOutcome:
+        """All that was taken out."""
+        return FilterOutcome(text, tuple(self.counts), tuple(self.counts.values()))
+
+    def text(self, text: str) -> str:
+        """What is left of a text."""
+        found = run_filters(self._filters, text)
+        if found.refusal is not None:
+            raise Filtered(found.reasons[-1].sentence)
+        for name, count in zip(found.redacted, found.counts, strict=True):
+            self.counts[name] = self.counts.get(name, 0) + count
+        return found.text
+
+    def tokenized(self, engine: Engine, left: str) -> tuple[tuple[int, ...], str]:
+        """Ids of what is left, and their text, with which the filters must be content."""
+        ids = engine.chat.ids_of(left) if left.strip() else ()
+        if not ids:
+            raise Filtered("nothing is left of the text")
+        text = engine.chat.text_of(ids)
+        if not run_filters(self._filters, text).passed:
+            raise Filtered("a filter is not content with what it has redacted itself")
+        return ids, text
+
+    def message(self, message: Mapping[str, Any]) -> JSON:
+        """What is left of a message; its role stays."""
+        thinks = self._thoughts is not None
+        hidden = _REASONING_FIELDS if thinks else ()
+        return {
+            key: value
+            if key == "role"
+            else self._value(value, thinks=thinks and message["role"] == "assistant")
+            for key, value in message.items()
+            if key not in hidden
+        }
+
+    def _value(self, value: Any, *, thinks: bool) -> Any:
+        """A JSON value whose texts hold only what may be passed on."""
+        if isinstance(value, str):
+            return self.text(self._spoken(value) if thinks else value)
+        if isinstance(value, Mapping):
+            return {
+                self.text(str(key)): self._value(item, thinks=thinks) for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._value(item, thinks=thinks) for item in value]
+        return value
+
+    def _spoken(self, text: str) -> str:
+        """What somebody said without what they thought."""
+        text = _MARKED.sub("", text)
+        for said in self._thoughts or ():
+            text = text.replace(said, "", 1)
+        return text
 
 
 class _Redaction:
-    """What has been kept so far, and what was taken out."""
+    """What of a turn has been kept so far, and what was taken out."""
 
-    def __init__(self, engine: Engine, filters: Sequence[TextFilter], own: Sequence[str]) -> None:
-        self._chat, self._filters = engine.chat, list(filters)
+    def __init__(
+        self, engine: Engine, filters: Sequence[TextFilter], own: Sequence[str], *, whole: bool
+    ) -> None:
         texts = tuple(text.strip() for text in own if text.strip())
-        if texts:
-            self._filters.insert(0, Cut(Role.SYSTEM.value, texts))
+        first = [Cut(Role.SYSTEM.value, texts)] if texts else []
+        self._engine, self._chat = engine, engine.chat
+        self._thoughts: list[str] = []
+        self._sieve = _Sieve([*first, *filters], None if whole else self._thoughts)
         self._ids: list[int] = []
         self._spans: list[Span] = []
         self._roles: list[str] = []
-        self._names: list[str] = []
-        self._thoughts: list[str] = []
 
     def drop(self, role: Role, ids: Sequence[int]) -> None:
         """Leave a span out.  Reasoning that nothing marks in a message is known by its words."""
@@ -124,62 +225,24 @@ class _Redaction:
     def keep(self, role: Role, ids: Sequence[int]) -> None:
         """Keep of a span what the filters leave."""
         text = self._chat.text_of(ids)
-        left = self._filtered(text)
+        left = self._sieve.text(text)
         if left != text:
             ids = self._chat.ids_of(left, joined=bool(self._ids)) if left else ()
         if ids:
             self._spans.append(Span(role, TokenRun(len(self._ids), len(ids))))
             self._ids.extend(ids)
 
-    def finish(self, messages: Sequence[Mapping[str, Any]], *, without: Sequence[Role]) -> Redacted:
+    def finish(self, messages: Sequence[Mapping[str, Any]]) -> Redacted:
         """Ask the filters for the whole as well: a pattern may reach over the end of a span."""
         ids, spans = tuple(self._ids), tuple(self._spans)
         text = self._chat.text_of(ids)
-        left = self._filtered(text)
-        if left != text:
-            ids = self._chat.ids_of(left) if left else ()
+        left = self._sieve.text(text)
+        if left != text or not text.strip():
+            ids, text = self._sieve.tokenized(self._engine, left)
             spans = (Span(Role.HISTORY, TokenRun(0, len(ids))),)
-            text = self._chat.text_of(ids)
-            if self._filtered(text) != text:
-                raise Filtered("a filter is not content with what it has redacted itself")
-        if not ids or not text.strip():
-            raise Filtered("nothing is left of the text")
-        told = tuple(self._message(one, without) for one in messages if not _is_of(one, without))
-        removed = tuple(dict.fromkeys((*self._roles, *self._names)))
+        told = tuple(self._sieve.message(one) for one in messages)
+        removed = tuple(dict.fromkeys((*self._roles, *self._sieve.counts)))
         return Redacted(Transcript(ids, text, told), spans, removed)
-
-    def _filtered(self, text: str) -> str:
-        found = run_filters(self._filters, text)
-        if found.refusal is not None:
-            raise Filtered(found.reasons[-1].sentence)
-        self._names.extend(found.redacted)
-        return found.text
-
-    def _message(self, message: Mapping[str, Any], without: Sequence[Role]) -> JSON:
-        hidden = _REASONING_FIELDS if Role.REASONING in without else ()
-        thinks = bool(hidden) and message["role"] == "assistant"
-        return {
-            key: value if key == "role" else self._value(value, thinks=thinks)
-            for key, value in message.items()
-            if key not in hidden
-        }
-
-    def _value(self, value: Any, *, thinks: bool) -> Any:
-        """A JSON value whose texts hold only what may leave."""
-        if isinstance(value, str):
-            if thinks:
-                value = _MARKED.sub("", value)
-                for said in self._thoughts:
-                    value = value.replace(said, "", 1)
-            return self._filtered(value)
-        if isinstance(value, Mapping):
-            return {
-                self._filtered(str(key)): self._value(item, thinks=thinks)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self._value(item, thinks=thinks) for item in value]
-        return value
 
 
 def _is_of(message: Mapping[str, Any], roles: Sequence[Role]) -> bool:

@@ -15,7 +15,7 @@ from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.errors import Filtered
 from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
 from kvbaton.prompts import PromptWriter
-from kvbaton.redaction import Cut, redacted_content
+from kvbaton.redaction import Cut, gated_words, redacted_content
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton, BatonRef, Export, Role, Span, TokenRun, Transcript
 from kvbaton.wire.transcript import encode_transcript
@@ -163,6 +163,51 @@ def test_known_texts_are_cut_wherever_they_stand() -> None:
     """As a filter like any other."""
     assert Cut("c", ("ab", "c"))("xabycab") == Redact("xy", 3)
     assert Cut("c", ("ab",))("x") == Passed()
+
+
+# --- what is left of a transcript ----------------------------------------------------------------
+
+
+def test_a_transcript_that_passes_is_the_same(engine: Any) -> None:
+    """Nothing is tokenized anew."""
+    words = Transcript((1, 2), "what it says", ({"role": "user", "content": "Hi"},))
+    left, found = gated_words(engine, words, [NUMBERS])
+    assert left is words and found.passed
+
+
+def test_the_ids_are_asked_and_not_what_a_transcript_says_of_them(engine: Any) -> None:
+    """A harmless text beside other ids hides nothing."""
+    ids = engine.chat.ids_of("Hello 1234")
+    left, found = gated_words(engine, Transcript(ids, "Hello"), [NUMBERS])
+    assert (left.text, left.ids) == ("Hello #", engine.chat.ids_of("Hello #"))
+    assert (found.redacted, found.counts) == (("numbers",), (1,))
+
+
+def test_messages_are_asked_about_where_the_ids_are_harmless(engine: Any) -> None:
+    """A receiver with another tokenizer, or in another domain, reads nothing else."""
+    words = Transcript(engine.chat.ids_of("Hello"), "Hello", ({"role": "user", "content": "12"},))
+    left, found = gated_words(engine, words, [NUMBERS])
+    assert left.messages == ({"role": "user", "content": "#"},)
+    assert (left.ids, found.redacted) == (words.ids, ("numbers",))
+
+
+def test_ids_of_another_tokenizer_are_told_by_the_text(engine: Any) -> None:
+    """They mean nothing here."""
+    left, found = gated_words(
+        engine, Transcript((10**6,), "Hello 12"), [NUMBERS], same_tokenizer=False
+    )
+    assert left == Transcript(engine.chat.ids_of("Hello #"), "Hello #")
+    assert not found.passed
+
+
+@pytest.mark.parametrize("place", ["ids", "messages"])
+def test_a_transcript_can_be_refused(engine: Any, place: str) -> None:
+    """Wherever the pattern stands."""
+    never = PatternFilter("never", {"n": "[0-9]"}, action="refuse")
+    ids = engine.chat.ids_of("Hello 1" if place == "ids" else "Hello")
+    said = "2" if place == "messages" else "Hi"
+    with pytest.raises(Filtered):
+        gated_words(engine, Transcript(ids, "", ({"role": "user", "content": said},)), [never])
 
 
 # --- reasoning -----------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ from kvbaton.outbox import Outbox
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
 from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
+from kvbaton.redaction import redacted_content
 from kvbaton.relay import Relay
-from kvbaton.reusing import covers, own_prefix, stored_prefix
+from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, chosen_mode, chosen_source, importance_of, mode_of
 from kvbaton.taking import (
@@ -34,6 +35,8 @@ from kvbaton.taking import (
     Taking,
     agreed_tokens,
     bearers,
+    decoding_of,
+    known_fields,
     not_opened,
     open_all,
     references_in,
@@ -53,6 +56,7 @@ from kvbaton.types import (
     Receipt,
     Route,
     Terms,
+    TokenRun,
 )
 
 DEFAULT_REPAIR = Repair()
@@ -152,7 +156,7 @@ class Agent:
         WindowExceeded
             The prompt does not fit the model's window.
         """
-        how = _decoding(options)
+        how = decoding_of(options)
         account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT, labels=labels or {})
         known = self.conversation
         if known is None or prompt is None or messages is not None:
@@ -228,18 +232,9 @@ class Agent:
         WindowExceeded
             There is no room left to summarize in.
         """
-        talk = turn.conversation
-        ids = talk.ids[: turn.tokens]
-        asked = self.writer.going_on(ids, [user_turn(instruction)])
-        wanted = Prompt((*ids, *asked.ids), (), ())
-        require_window(self.engine, wanted)
-        how, start = Decoding(max_new_tokens=max_new_tokens), 0
-        room = room_for(self.engine, wanted, turn.cached, how)
-        if self.engine.layout.window_layers:
-            cache = self.engine.new_cache(turn.cached + room)
-        else:
-            cache, start = self.relay.copy_prefix(talk.cache, turn.cached, room=room), turn.cached
-        return decode(self.engine, cache, wanted.ids[start:], how, after=start).text.strip()
+        asked = self.writer.going_on(turn.conversation.ids[: turn.tokens], [user_turn(instruction)])
+        how = Decoding(max_new_tokens=max_new_tokens)
+        return answer_aside(self.relay, turn, asked.ids, how).text.strip()
 
     # -- hand off -------------------------------------------------------------------------------
 
@@ -315,7 +310,7 @@ class Agent:
         NotTrusted
             The context comes from a baton whose key was revoked since.
         """
-        said, _ = self.gate.terms(Terms(**_known(terms, Terms)))
+        said, _ = self.gate.terms(Terms(**known_fields(terms, Terms)))
         until = expiry_ms(expires_s)
         named = spans is not None or private or clean or keep != 1.0
         wanted = chosen_mode(mode, sliced=named, abroad=to_domain is not None)
@@ -326,7 +321,8 @@ class Agent:
         )
         text = self.engine.chat.text_of(source.packed_ids)
         if not self.gate.outcome(text).passed:
-            return self._as_text(turn, said, None, until)
+            runs = None if wanted is Mode.CONTINUE else source.runs
+            return self._as_text(turn, said, None, until, runs)
         whole = wanted is Mode.CONTINUE
         baton = self.relay.hand_off(
             source,
@@ -344,12 +340,24 @@ class Agent:
             turn.conversation.shipped(baton.manifest.segments)
         return baton
 
-    def _as_text(self, turn: Turn, said: Terms, to_domain: str | None, expires_ms: int) -> Baton:
-        """A baton of what the filters leave of a turn's text; for another domain also without
-        what is private."""
-        from kvbaton.redaction import redacted_content
-
-        content = redacted_content(self.engine, turn, self.gate.filters, private=to_domain is None)
+    def _as_text(
+        self,
+        turn: Turn,
+        said: Terms,
+        to_domain: str | None,
+        expires_ms: int,
+        runs: Sequence[TokenRun] | None = None,
+    ) -> Baton:
+        """A baton of what the filters leave of a turn's text, or of some of its runs; for another
+        domain also without what is private."""
+        content = redacted_content(
+            self.engine,
+            turn,
+            self.gate.filters,
+            private=to_domain is None,
+            runs=runs,
+            own=(self.writer.system or "",),
+        )
         return self.relay.hand_off_text(
             content.words,
             content.spans,
@@ -465,7 +473,7 @@ class Agent:
         EmptyInput
             The receiver adds no tokens.
         """
-        how, clock = _decoding(options), Clock()
+        how, clock = decoding_of(options), Clock()
         references, said = references_in(given, instruction)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
         try:
@@ -636,18 +644,3 @@ class Agent:
         if self.log is not None:
             self.log(receipt)
         return turn
-
-
-def _decoding(options: Mapping[str, Any]) -> Decoding:
-    return Decoding(**_known(options, Decoding))
-
-
-def _known(options: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
-    """The options, if all of them are fields of a dataclass."""
-    known = kind.__dataclass_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InputError(
-            f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
-        )
-    return options

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvbaton.engines.base import Engine
 from kvbaton.errors import Filtered
@@ -46,7 +47,7 @@ class TextGate:
         Filtered
             A filter refused something of it.
         """
-        changed: dict[str, str] = {}
+        changed: dict[str, Any] = {}
         reasons: tuple[Reason, ...] = ()
         for name in _SAID:
             said = getattr(terms, name)

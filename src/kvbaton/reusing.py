@@ -7,11 +7,11 @@ from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.backing import covered
-from kvbaton.conversation import Conversation
-from kvbaton.decoding import Decoding
+from kvbaton.conversation import Conversation, Turn
+from kvbaton.decoding import Answer, Decoding, decode
 from kvbaton.prompts import Prompt
 from kvbaton.relay import Relay
-from kvbaton.taking import room_for
+from kvbaton.taking import require_window, room_for
 from kvbaton.types import Reason, ReasonCode, SegmentRef, common_prefix
 
 
@@ -53,6 +53,25 @@ def stored_prefix(
             Reason(ReasonCode.PREFIX_HIT, f"the store holds the first {tokens} tokens"),
         )
     return cache
+
+
+def answer_aside(relay: Relay, turn: Turn, asked: Sequence[int], how: Decoding) -> Answer:
+    """An answer behind a turn that leaves the conversation as it is.
+
+    Raises
+    ------
+    WindowExceeded
+        There is no room left to answer in.
+    """
+    engine, talk, start = relay.engine, turn.conversation, 0
+    wanted = Prompt((*talk.ids[: turn.tokens], *asked), (), ())
+    require_window(engine, wanted)
+    room = room_for(engine, wanted, turn.cached, how)
+    if engine.layout.window_layers:
+        cache = engine.new_cache(turn.cached + room)
+    else:
+        cache, start = relay.copy_prefix(talk.cache, turn.cached, room=room), turn.cached
+    return decode(engine, cache, wanted.ids[start:], how, after=start)
 
 
 def covers(known: Conversation, ids: Sequence[int]) -> bool:

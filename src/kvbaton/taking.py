@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -315,6 +315,34 @@ class Taker:
         sliced = account.mode is Mode.SLICE and account.route is not Route.BATON
         if self.terms.strict and (account.route is Route.TEXT or sliced):
             raise refused(account.reasons[0])
+
+
+def decoding_of(options: Mapping[str, Any]) -> Decoding:
+    """How to decode, from options by name.
+
+    Raises
+    ------
+    InputError
+        One of them is not known.
+    """
+    return Decoding(**known_fields(options, Decoding))
+
+
+def known_fields(options: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
+    """The options, if all of them are fields of a dataclass.
+
+    Raises
+    ------
+    InputError
+        One of them is not.
+    """
+    known = kind.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
+        )
+    return options
 
 
 def references_in(

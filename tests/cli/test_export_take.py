@@ -64,11 +64,11 @@ def take(cli: Cli, tiny: Path, exported: Exported, *more: object) -> Result:
 def test_a_take_computes_pending_and_new_tokens_only(
     cli: Cli, tiny: Path, exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`computed_tokens` is what an independent hook on the embedding saw before the first token."""
+    """`computed_tokens` is what an independent hook behind the last layer saw before the first token."""
     engine = api.load(str(tiny), dtype="float32")
     fed: list[int] = []
-    hook = engine.model.get_input_embeddings().register_forward_pre_hook(
-        lambda module, arguments: fed.append(arguments[0].numel())
+    hook = engine.model.model.norm.register_forward_pre_hook(
+        lambda module, arguments: fed.append(arguments[0].shape[1])
     )
     try:
         said = take(cli, tiny, exported, "--instruction", "Go on", "--json").json

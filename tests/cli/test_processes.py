@@ -81,8 +81,8 @@ from kvbaton import api
 load, fed = api.load, []
 def watched(*arguments, **options):
     engine = load(*arguments, **options)
-    embedding = engine.model.get_input_embeddings()
-    embedding.register_forward_pre_hook(lambda module, given: fed.append(given[0].numel()))
+    last = engine.model.model.norm
+    last.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))
     return engine
 api.load = watched
 import atexit

@@ -43,8 +43,9 @@ def test_the_guides_example_does_what_the_guide_says(engine: Any, store: Store) 
     """Reader first, then three takers by baton; the writer's turn is the one that is shown."""
     pipeline = with_document(parse_pipeline(tomllib.loads(block("toml"))), DOCUMENT)
     fed: list[list[int]] = []
-    hook = engine.model.get_input_embeddings().register_forward_hook(
-        lambda module, args, out: fed.append(args[0][0].tolist())
+    hook = engine.model.register_forward_hook(
+        lambda module, args, given, out: fed.append(given["input_ids"][0].tolist()),
+        with_kwargs=True,
     )
     result = run_pipeline(pipeline, engine, store, route="baton")
     hook.remove()

@@ -55,8 +55,9 @@ LOCAL = TrustDomain("local", DomainKeys(bytes(range(32))))
 def prompts(engine: Any) -> tuple[list[list[int]], Any]:
     """Ids that are fed to the model, one list per forward pass; and the hook to remove."""
     fed: list[list[int]] = []
-    hook = engine.model.get_input_embeddings().register_forward_hook(
-        lambda module, args, out: fed.append(args[0][0].tolist())
+    hook = engine.model.register_forward_hook(
+        lambda module, args, given, out: fed.append(given["input_ids"][0].tolist()),
+        with_kwargs=True,
     )
     return fed, hook
 

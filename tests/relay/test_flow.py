@@ -26,7 +26,7 @@ def test_a_taker_computes_pending_and_new_tokens_only(agent_of: Any, engine: Any
     turn = sender.run(LONG, max_new_tokens=20)
     baton = sender.hand_off(turn)
     fed: list[int] = []
-    hook = engine.model.get_input_embeddings().register_forward_hook(
+    hook = engine.model.model.norm.register_forward_hook(
         lambda module, args, out: fed.append(args[0].shape[1])
     )
     taken = receiver.take(baton.id, "Go on", max_new_tokens=8)

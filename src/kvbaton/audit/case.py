@@ -27,8 +27,9 @@ from kvbaton.decoding import Decoding
 from kvbaton.errors import InputError, SliceError
 from kvbaton.joining import Join
 from kvbaton.prompts import Hung, Prompt, SlicePrompt
-from kvbaton.relay import Calibrated, Relay
+from kvbaton.relay import CHECKED, Calibrated, Checks, Relay
 from kvbaton.seals import TrustDomain
+from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, whole_source
 from kvbaton.stores import Store
 from kvbaton.taking import room_for
@@ -78,15 +79,20 @@ class Equipment:
     calibrations: Calibrated
     watch_for: WatchFor | None
     store: Callable[[], AbstractContextManager[Store]]
+    checks: Checks = CHECKED
 
-    def relay(self, stores: ExitStack) -> Relay:
-        """A relay with a new store of its own, which ``stores`` closes."""
+    def relay(self, stores: ExitStack, *, checked: bool = True) -> Relay:
+        """A relay with a new store of its own, which ``stores`` closes.
+
+        Controls attach a wrong cache on purpose, so theirs are not ``checked``.
+        """
         return Relay(
             self.engine,
             stores.enter_context(self.store()),
             self.domain,
             calibrations=self.calibrations,
             max_lossy_hops=None,
+            checks=replace(self.checks, tokens=checked),
         )
 
 
@@ -210,10 +216,10 @@ class Case:
 
     # -- stores and relays ----------------------------------------------------------------------
 
-    def relay(self, name: str) -> Relay:
+    def relay(self, name: str, *, checked: bool = True) -> Relay:
         """The relay of a treatment, with a store of its own."""
         if name not in self._relays:
-            self._relays[name] = self.equipment.relay(self._stores)
+            self._relays[name] = self.equipment.relay(self._stores, checked=checked)
         return self._relays[name]
 
     def _agent(self, relay: Relay, system: str | None = None) -> Receiver:
@@ -258,7 +264,7 @@ class Case:
 
     def _ready(self, treatment: Treatment) -> Callable[[], Baton]:
         """The hand-off of a treatment, with everything that is not part of it already done."""
-        relay = self.relay(treatment.name)
+        relay = self.relay(treatment.name, checked=treatment.control is None)
         agent = self._agent(relay)
         if treatment.content is Content.SLICE:
             spans = cast("Spans", treatment.spans)
@@ -276,7 +282,7 @@ class Case:
             text=self.engine.chat.text_of(source.ids),
             spans=shown,
             messages=tuple(self.turn.messages),
-            plan=plan,
+            packing=Packing(plan),
         )
 
     def _whole(self, treatment: Treatment) -> tuple[Source, tuple[Span, ...]]:
@@ -353,7 +359,7 @@ class Case:
     def receiver(self, treatment: Treatment) -> Receiver:
         """A receiver that has read nothing yet."""
         system = RECEIVER_SYSTEM if treatment.content is Content.SLICE else None
-        return self._agent(self.relay(treatment.name), system)
+        return self._agent(self.relay(treatment.name, checked=treatment.control is None), system)
 
     def take(self, treatment: Treatment, instruction: str, **options: Any) -> Turn:
         """Let a new receiver answer an instruction.

@@ -14,6 +14,7 @@ from kvbaton.backing import Source
 from kvbaton.bench.kl import text_ids
 from kvbaton.bench.texts import real_texts
 from kvbaton.relay import Relay
+from kvbaton.shipping import Packing
 from kvbaton.types import JSON, Baton, Route, Span, TokenRun
 from kvbaton.types import Role as SpanRole
 
@@ -83,7 +84,7 @@ class Ladder:
                 sender="sender",
                 text=engine.chat.text_of(ids),
                 spans=(Span(SpanRole.HISTORY, TokenRun(0, tokens)),),
-                plan=equipment.plan_of(route.profile),
+                packing=Packing(equipment.plan_of(route.profile)),
             )
             made[route.name] = relay, baton
         return made

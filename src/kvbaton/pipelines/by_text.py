@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbaton.backing import Shipment, Source, Taken
-from kvbaton.clock import Clock
 from kvbaton.decoding import Decoding, decode
 from kvbaton.engines.base import Engine
 from kvbaton.relay import Relay
 from kvbaton.seals import TrustDomain
+from kvbaton.shipping import Shipper
 from kvbaton.stores import MemoryStore
 from kvbaton.taking import ASKED
 from kvbaton.types import Baton, Route, SegmentRef, TokenRun
+
+
+class NothingShipped(Shipper):
+    """Brings nothing into a store."""
+
+    def ship_all(self, *_: Any, **__: Any) -> Shipment:
+        """No segments."""
+        return Shipment((), 0, 0)
+
+    def ship_run(self, *_: Any, **__: Any) -> Iterator[tuple[SegmentRef, int]]:
+        """Nothing is streamed."""
+        return iter(())
 
 
 class TextRelay(Relay):
@@ -27,10 +39,15 @@ class TextRelay(Relay):
 
     def __init__(self, engine: Engine, domain: TrustDomain) -> None:
         super().__init__(engine, MemoryStore(), domain)
-
-    def ship_all(self, source: Source, clock: Clock, **_: Any) -> Shipment:
-        """No segments."""
-        return Shipment((), 0, 0)
+        self.shipper = NothingShipped(
+            engine,
+            self.store,
+            domain,
+            self.prefixes,
+            segment_tokens=self.segment_tokens,
+            plan=None,
+            observe=self.observe,
+        )
 
     def hand_off(self, source: Source, **options: Any) -> Baton:
         """A baton without segments: all of its tokens are pending."""
@@ -39,10 +56,6 @@ class TextRelay(Relay):
     def find_prefix(self, ids: Sequence[int]) -> tuple[SegmentRef, ...]:
         """Nothing is ever found."""
         return ()
-
-    def ship_run(self, *_: Any, **__: Any) -> Iterator[tuple[SegmentRef, int]]:
-        """Nothing is streamed."""
-        return iter(())
 
     def take(self, baton: Baton, **_: Any) -> Taken:
         """Nothing is attached."""

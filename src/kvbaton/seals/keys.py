@@ -49,11 +49,9 @@ class TrustDomain:
     trust: Trust = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        own = OwnKey(self.name, self.keys)
-        if self.signers is None:
-            object.__setattr__(self, "signers", own)
-        if self.trust is None:
-            object.__setattr__(self, "trust", own)
+        for name in ("signers", "trust"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, OwnKey(self.name, self.keys))
 
     @property
     def requirements(self) -> Requirements:

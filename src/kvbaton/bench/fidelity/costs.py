@@ -15,6 +15,7 @@ from kvbaton.bench.fidelity.splice import Case
 from kvbaton.bench.fidelity.throttle import ThrottledStore
 from kvbaton.bench.kl import text_ids
 from kvbaton.clock import Clock
+from kvbaton.shipping import Packing
 from kvbaton.stores import MemoryStore
 from kvbaton.taking import refused
 from kvbaton.types import JSON, SegmentSpan
@@ -54,7 +55,10 @@ def _takes(session: Session) -> JSON:
     for name, line in lines.items():
         relay = session.relay(name, store=line.inner)
         batons[name] = relay.hand_off(
-            Source(cache, len(ids), ids), sender="bench", text="", plan=session.plan(name)
+            Source(cache, len(ids), ids),
+            sender="bench",
+            text="",
+            packing=Packing(session.plan(name)),
         )
         sizes[name] = sum(ref.size_bytes for ref in batons[name].manifest.segments)
 

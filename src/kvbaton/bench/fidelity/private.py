@@ -23,7 +23,7 @@ from kvbaton.conversation import Turn
 from kvbaton.errors import BatonRefused
 from kvbaton.joining import own_beginning
 from kvbaton.prompts import SlicePrompt
-from kvbaton.relay import Relay
+from kvbaton.relay import Checks, Relay
 from kvbaton.sources import Spans
 from kvbaton.taking import refused
 from kvbaton.types import JSON, Baton, Mode, TokenRun
@@ -120,7 +120,7 @@ class Reading:
         self.sender = session.agent("sender", session.relay(), self.document.system)
         self.turn = summed_up(self.sender, self.document)
         own = own_system_prompt(self._count, tokens=scope.prefix_tokens)
-        self.receiver = session.agent("receiver", session.relay(), own)
+        self.receiver = session.agent("receiver", session.relay(checks=Checks(tokens=False)), own)
 
     def _count(self, text: str) -> int:
         return len(self.engine.tokenizer.encode(text, add_special_tokens=False))

@@ -17,7 +17,7 @@ from kvbaton.codecs import CodecPlan
 from kvbaton.codecs.calibration import EXACT_PROFILE, Calibrations, plan_for
 from kvbaton.codecs.profiles import profile
 from kvbaton.errors import InputError, NotCalibrated
-from kvbaton.relay import Relay
+from kvbaton.relay import CHECKED, Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore, Store
 from kvbaton.types import JSON
@@ -186,6 +186,7 @@ class Session:
         *,
         store: Store | None = None,
         kind: type[Relay] = Relay,
+        checks: Checks = CHECKED,
     ) -> Relay:
         """A relay over a store of its own, which attaches whatever was handed off here."""
         plan = self.plan(profile_name)
@@ -198,6 +199,7 @@ class Session:
             self._domain,
             plan=plan,
             calibrations=lambda function: known,
+            checks=checks,
             max_lossy_hops=None,
         )
 

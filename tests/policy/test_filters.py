@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,36 @@ def test_tables_are_read_without_a_file() -> None:
     """What ``tomllib`` gives is enough."""
     (only,) = parse_filters({"filters": [{"name": "f", "patterns": {"a": "q"}}]})
     assert only("q") == Redact("[redacted]", 1)
+
+
+# --- the guide -----------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "text-gates.md"
+
+
+def block_of(language: str) -> str:
+    """The guide's only block of a language."""
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+    return str(code)
+
+
+def test_the_example_prints_what_the_guide_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python block runs, and its last comment is its output."""
+    script = tmp_path / "guide.py"
+    script.write_text(block_of("python"))
+    runpy.run_path(str(script))
+    assert capsys.readouterr().out.strip() == block_of("python").splitlines()[-1].removeprefix("# ")
+
+
+def test_the_file_of_the_guide_is_read(tmp_path: Path) -> None:
+    """And does what it says."""
+    path = tmp_path / "filters.toml"
+    path.write_text(block_of("toml"))
+    filters = filters_from_toml(path)
+    outcome = run_filters(filters, "to ann.lee@home.org, b@c.de")
+    assert outcome.text == "to [address], [address]"
+    refused = run_filters(filters, "-----begin rsa private key-----")
+    sentences = [r.sentence for r in (*outcome.reasons, *refused.reasons)]
+    assert block_of("text").splitlines() == sentences

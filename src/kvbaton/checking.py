@@ -1,27 +1,33 @@
-"""Layers that belong to their tokens: the check of layer 0 between decoding and attaching.
+"""A cache held to its tokens: layer 0 on every take, windows and reading on request.
 
-V of layer 0 is computed anew for the ids of everything that is attached, and compared before any
-later layer is looked at.  Keys need no check of their own: where a segment was computed, and by
-which rotary table, is part of its header and of the model's function, which were checked before.
+V of layer 0 is computed anew for the ids of everything that is attached, and compared between
+decoding and attaching, before any later layer is looked at.  Keys need no check of their own: where
+a segment was computed, and by which rotary table, is part of its header and of the model's
+function, which were checked before.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbaton import codecs
 from kvbaton.arrows import Cut, Opened
 from kvbaton.engines.base import Engine
-from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.errors import Fault, FormatError, InputError, UnsupportedLayout
+from kvbaton.kinds import Importance, ReasonCode
 from kvbaton.probes import binding
 from kvbaton.reasons import located
 from kvbaton.types import (
+    Baton,
     DecodedLayer,
     Fidelity,
     FidelityClass,
     LayerRange,
+    Reason,
     SegmentHeader,
     TokenRun,
 )
@@ -31,6 +37,10 @@ if TYPE_CHECKING:
     import torch
 
     from kvbaton.codecs.calibration import CalibrationRecord
+    from kvbaton.probes.limits import ProbeLimits
+    from kvbaton.probes.reconstruction import Reconstruction
+    from kvbaton.probes.windows import WindowReport
+    from kvbaton.relay import Relay
 
 Lost = Callable[[Fidelity], float | None]
 """What a segment promises -> the measured relative error of V of layer 0; None if unknown."""
@@ -227,3 +237,126 @@ def _attached(run: TokenRun, cuts: Sequence[Cut] | None) -> Iterator[tuple[int, 
         first, stop = max(run.first, cut.run.first), min(run.stop, cut.run.stop)
         if first < stop:
             yield first - run.first, stop - run.first
+
+
+# --- windows, and a whole baton ----------------------------------------------------------------
+
+
+def probe_windows(
+    engine: Engine,
+    cache: Any,
+    ids: Sequence[int],
+    promised: Iterable[Fidelity],
+    known: ProbeLimits | None,
+    *,
+    importance: Importance = Importance.CRITICAL,
+    rng: random.Random | None = None,
+) -> tuple[WindowReport | None, Reason | None]:
+    """Compute windows of a received cache anew; what they showed, and what is wrong.
+
+    Without a reason all is well; without a report as well, nothing was asked for.  The cache is
+    the same afterwards.
+
+    Parameters
+    ----------
+    ids
+        Ids of all positions of the cache.
+    promised
+        Fidelities of the segments that it was put together from, as they stand in the baton.
+    known
+        Limits that were measured on the function; None for none.
+    rng
+        Draws the places; by default the operating system does.
+    """
+    from kvbaton.probes.limits import limits_for
+    from kvbaton.probes.windows import choose_windows, examine
+
+    windows = choose_windows(cache.length, importance, rng)
+    if not windows:
+        return None, None
+    layout = engine.layout
+    limits = limits_for(promised, known, dtype=layout.dtype, layers=len(layout.layers))
+    if limits is None:
+        sentence = "how far honest caches of this kind lie from their tokens was not measured"
+        return None, Reason(ReasonCode.PROBE_IMPOSSIBLE, sentence)
+    try:
+        report = examine(engine, cache, ids, windows, limits)
+    except UnsupportedLayout as error:
+        return None, Reason(ReasonCode.PROBE_IMPOSSIBLE, error.sentence, error.at)
+    odd = Reason(ReasonCode.WINDOWS_ODD, report.sentence()) if report.odd else None
+    return report, odd
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a baton's cache shows to the model that it is for.
+
+    ``positions`` were compared in layer 0.  ``reasons`` is what is wrong: nothing, where all
+    checks were made and passed.
+    """
+
+    positions: int
+    windows: WindowReport | None
+    reconstruction: Reconstruction | None
+    reasons: tuple[Reason, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``--json`` prints it: without any text of the baton."""
+        read = self.reconstruction
+        return {
+            "layer0_positions": self.positions,
+            "windows": None if self.windows is None else self.windows.to_json(),
+            "reconstruction": None
+            if read is None
+            else {
+                "positions": read.positions,
+                "share": read.share,
+                "first_wrong": read.first_wrong,
+                "poor": read.poor,
+            },
+            "reasons": [reason.to_json() for reason in self.reasons],
+        }
+
+
+def examine_baton(
+    relay: Relay,
+    baton: Baton,
+    known: ProbeLimits | None = None,
+    *,
+    importance: Importance = Importance.CRITICAL,
+    deadline_s: float = math.inf,
+) -> Examined:
+    """Attach all of an opened baton to a cache of its own, and make every check there is.
+
+    Parameters
+    ----------
+    relay
+        Of the model that the baton is for.
+    known
+        Limits of windows that were measured on the model.
+    """
+    from kvbaton.probes.reconstruction import reconstruction
+
+    engine, listing = relay.engine, baton.manifest
+    tokens, ids = listing.cached_tokens, baton.transcript.ids[: listing.cached_tokens]
+    if listing.function != engine.function:
+        parts = ", ".join(listing.function.differing(engine.function))
+        differs = Reason(ReasonCode.FUNCTION_DIFFERS, f"it is of another model: other {parts}")
+        return Examined(0, None, None, (differs,))
+    if not tokens:
+        return Examined(0, None, None, (Reason(ReasonCode.NO_KV, "the baton has no cache"),))
+    taken = relay.attach(
+        listing.segments,
+        baton.transcript.ids,
+        tokens,
+        room=0,
+        deadline_s=deadline_s,
+        store_url=baton.ref.store,
+        noise=listing.noise,
+    )
+    if taken.cache is None:
+        return Examined(taken.probed, None, None, taken.reasons)
+    promised = [ref.promised for ref in listing.segments]
+    report, odd = probe_windows(engine, taken.cache, ids, promised, known, importance=importance)
+    read = reconstruction(engine, taken.cache, ids)
+    return Examined(taken.probed, report, read, () if odd is None else (odd,))

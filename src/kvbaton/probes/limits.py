@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvbaton.errors import Fault, FormatError, InputError
+from kvbaton.kinds import Importance
 from kvbaton.probes.windows import choose_windows, rows_of, run_means
 from kvbaton.types import EXACT, JSON, Fidelity, FidelityClass
 
@@ -241,7 +242,7 @@ def measure_limits(
         ids = text[first : first + count]
         cache = honest_cache(engine, ids, chosen, way=number)
         for name, coded in coders.items():
-            windows = choose_windows(count, "critical", chosen)
+            windows = choose_windows(count, Importance.CRITICAL, chosen)
             found = engine.window_differences(coded(cache, ids), ids, rows_of(windows))
             widest[name].add(found, run_means(found, windows))
     floor = FLOORS[engine.layout.dtype]

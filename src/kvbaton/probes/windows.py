@@ -11,17 +11,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvbaton.kinds import Importance
 from kvbaton.types import JSON, TokenRun
 
 if TYPE_CHECKING:
     from kvbaton.engines.base import Engine
     from kvbaton.probes.limits import WindowLimits
-
-Importance = Literal["ordinary", "critical"]
 
 WINDOW_TOKENS = 16
 CRITICAL_WINDOWS = 8
@@ -101,7 +100,7 @@ def choose_windows(
     rng
         Draws the places; by default the operating system does.
     """
-    if importance == "ordinary" or tokens <= 0:
+    if importance is Importance.ORDINARY or tokens <= 0:
         return ()
     if tokens <= WINDOW_TOKENS * (CRITICAL_WINDOWS + 1):
         starts = range(0, tokens, WINDOW_TOKENS)

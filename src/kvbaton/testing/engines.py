@@ -21,7 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbaton.engines.base import Engine
-from kvbaton.errors import EmptyInput, FormatError, StaleTurn, WindowExceeded
+from kvbaton.errors import (
+    EmptyInput,
+    FormatError,
+    InputError,
+    StaleTurn,
+    UnsupportedLayout,
+    WindowExceeded,
+)
 from kvbaton.types import (
     AlignedLayer,
     ExportedLayer,
@@ -95,9 +102,12 @@ class EngineTests:
         Context lengths to hand over; they should lie on both sides of every window.
     max_examples
         Examples for each property test.
+    same_token
+        Largest relative difference of K and V of a token that rounding explains.
     """
 
     tolerance = 0.0
+    same_token = 0.01
     contexts = (1, 2, 7, 40)
     max_examples = 10
 
@@ -355,6 +365,94 @@ class EngineTests:
         assert one.dim() == 1
         assert one.dtype == torch.float32
         assert not torch.equal(one, other)
+
+    # -- what probes need -----------------------------------------------------------------------
+
+    def first_held(self, engine: Engine, cache: Any) -> tuple[int, torch.Tensor]:
+        """The first position that layer 0 holds, and its V on the host."""
+        full = engine.layout.layers[0].kind is LayerKind.FULL
+        kind = SegmentKind.RUN if full else SegmentKind.WINDOW
+        part = next(iter(engine.export(cache, [SegmentSpan(0, cache.length, kind)])))
+        return part.run.first, part.values
+
+    def test_first_values_are_those_of_any_cache(self, engine: Engine) -> None:
+        """However a cache was made, its layer 0 holds what each id alone gives."""
+        ids = self.ids(self.contexts[-1])
+        distinct = sorted(set(ids))
+        table = engine.first_values(distinct)
+        spec = engine.layout.layers[0]
+        assert tuple(table.shape) == (spec.kv_heads, len(distinct), spec.v_dim)
+        whole, stepwise = engine.new_cache(len(ids)), engine.new_cache(1)
+        engine.forward(whole, ids)
+        for token in ids:
+            engine.forward(stepwise, [token])
+        for cache in (whole, stepwise):
+            first, held = self.first_held(engine, cache)
+            wanted = table[:, [distinct.index(token) for token in ids[first:]]]
+            assert held.dtype == wanted.dtype
+            off = (held.float() - wanted.float()).norm(dim=(0, 2))
+            assert bool((off <= self.same_token * wanted.float().norm(dim=(0, 2))).all())
+
+    def test_first_values_tell_tokens_apart(self, engine: Engine) -> None:
+        """Different ids have different values, and an id has the same ones in any order."""
+        ids = sorted(set(self.ids(12)))
+        table = engine.first_values(ids).float()
+        again = engine.first_values(ids[::-1]).float().flip(1)
+        size = table.norm(dim=(0, 2))
+        assert bool(((table - again).norm(dim=(0, 2)) <= self.same_token * size).all())
+        apart = (table[:, 1:] - table[:, :-1]).norm(dim=(0, 2))
+        assert bool((apart > 2 * self.same_token * size[1:]).all())
+
+    def test_probes_are_not_counted(self, engine: Engine) -> None:
+        """What is computed to look at a cache is no part of what an answer has computed."""
+        cache, ids = self.filled(engine, 12), self.ids(12)
+        before = engine.computed_tokens()
+        engine.first_values(ids)
+        if not engine.layout.window_layers:
+            engine.window_differences(cache, ids, range(4, 8))
+        assert engine.computed_tokens() == before
+
+    def test_ids_that_the_model_does_not_know_have_no_values(self, engine: Engine) -> None:
+        """An id beyond the vocabulary is an InputError."""
+        for ids in ([3, engine.vocabulary], [-1]):
+            with pytest.raises(InputError):
+                engine.first_values(ids)
+
+    def test_windows_agree_with_honest_caches_and_leave_them(self, engine: Engine) -> None:
+        """Rows computed anew lie where they lay; the cache is bit for bit the same afterwards."""
+        tokens = self.contexts[-1]
+        cache, ids = self.filled(engine, tokens), self.ids(tokens)
+        rows = [0, *range(tokens // 2, tokens)]
+        if engine.layout.window_layers:
+            with pytest.raises(UnsupportedLayout):
+                engine.window_differences(cache, ids, rows)
+            return
+        spans = cut(engine.layout, tokens, 16)
+        before = list(engine.export(cache, spans))
+        found = engine.window_differences(cache, ids, rows)
+        assert tuple(found.shape) == (2, len(engine.layout.layers), len(rows))
+        assert float(found.max()) <= self.same_token
+        for old, new in zip(before, engine.export(cache, spans), strict=True):
+            assert torch.equal(old.keys, new.keys)
+            assert torch.equal(old.values, new.values)
+
+    def test_windows_see_other_tokens_before_them(self, engine: Engine) -> None:
+        """Rows that were computed behind another beginning differ, but in layer 0."""
+        if engine.layout.window_layers:
+            return
+        tokens = self.contexts[-1]
+        cache, ids = self.filled(engine, tokens), self.ids(tokens)
+        other = self.ids(tokens // 2, seed=3) + ids[tokens // 2 :]
+        foreign = engine.new_cache(tokens)
+        engine.forward(foreign, other)
+        mixed = [
+            *engine.export(cache, [SegmentSpan(0, tokens // 2)]),
+            *engine.export(foreign, [SegmentSpan(tokens // 2, tokens - tokens // 2)]),
+        ]
+        received = attach(engine, aligned(mixed), tokens)
+        found = engine.window_differences(received, ids, range(tokens // 2, tokens))
+        assert float(found[:, 0].max()) <= self.same_token
+        assert float(found[:, 1:].max()) > 10 * self.same_token
 
     # -- identity -------------------------------------------------------------------------------
 

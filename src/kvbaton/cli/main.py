@@ -28,6 +28,7 @@ COMMANDS = (
     "diff_command",
     "rm_command",
     "keys_command",
+    "ticket_command",
     "doctor_command",
     "tune_command",
     "audit_command",

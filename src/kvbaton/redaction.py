@@ -64,6 +64,7 @@ def redacted_content(
     *,
     private: bool = False,
     runs: Sequence[TokenRun] | None = None,
+    part: tuple[Sequence[int], Sequence[Span]] | None = None,
     own: Sequence[str] = (),
 ) -> Redacted:
     """The text of a turn, as it may be handed off.
@@ -76,6 +77,8 @@ def redacted_content(
         Keep what :data:`PRIVATE_ROLES` said.
     runs
         Only these of the turn's tokens; then there are no messages.
+    part
+        Ids and spans that stand for a part of the turn, in place of ``runs``.
     own
         Texts that are cut wherever they stand, unless ``private``: an agent's own system prompt
         stands in its turn where the conversation had begun before.
@@ -85,16 +88,16 @@ def redacted_content(
     Filtered
         A filter refused something, was not content with its own redaction, or nothing is left.
     """
-    ids, spans = _chosen(turn, runs)
+    ids, spans = _chosen(turn, runs) if part is None else part
     dropped = () if private else PRIVATE_ROLES
     work = _Redaction(engine, filters, () if private else own, whole=private)
-    for span in spans:
-        part = ids[span.run.first : span.run.stop]
+    for span in _without_gaps(spans, len(ids)):
+        said = ids[span.run.first : span.run.stop]
         if span.role in dropped:
-            work.drop(span.role, part)
+            work.drop(span.role, said)
         else:
-            work.keep(span.role, part)
-    told = turn.messages if runs is None else ()
+            work.keep(span.role, said)
+    told = turn.messages if runs is None and part is None else ()
     return work.finish([one for one in told if not _is_of(one, dropped)])
 
 
@@ -250,14 +253,15 @@ def _is_of(message: Mapping[str, Any], roles: Sequence[Role]) -> bool:
     return Role.SYSTEM in roles and message["role"] in _SYSTEM_NAMES
 
 
-def _chosen(turn: Turn, runs: Sequence[TokenRun] | None) -> tuple[tuple[int, ...], list[Span]]:
-    """Ids of a turn, or of some of its runs, and spans that cover all of them."""
+def _chosen(
+    turn: Turn, runs: Sequence[TokenRun] | None
+) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    """Ids and spans of a turn, or of some of its runs."""
     ids = tuple(turn.conversation.ids[: turn.tokens])
-    spans = turn.spans
-    if runs is not None:
-        ids = tuple(i for run in runs for i in ids[run.first : run.stop])
-        spans = packed_spans(turn.spans, runs)
-    return ids, list(_without_gaps(spans, len(ids)))
+    if runs is None:
+        return ids, turn.spans
+    chosen = tuple(i for run in runs for i in ids[run.first : run.stop])
+    return chosen, packed_spans(turn.spans, runs)
 
 
 def _without_gaps(spans: Sequence[Span], tokens: int) -> Iterator[Span]:

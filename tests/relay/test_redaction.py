@@ -147,6 +147,16 @@ def test_chosen_runs_come_without_messages(agent_of: Any, engine: Any) -> None:
     assert [span.run for span in made.spans] == [TokenRun(0, 5)]
 
 
+def test_a_part_of_a_turn_can_be_given_as_ids_and_spans(agent_of: Any, engine: Any) -> None:
+    """For what no longer stands where it stood; ids without a span are history."""
+    turn = turn_of(agent_of)
+    ids = engine.chat.ids_of("Hello 12 there 3")
+    spans = (Span(Role.TASK, TokenRun(0, len(ids) - 2)),)
+    made = redacted_content(engine, turn, [NUMBERS], part=(ids, spans))
+    assert made.words == Transcript(engine.chat.ids_of("Hello # there #"), "Hello # there #")
+    assert [span.role for span in made.spans] == [Role.TASK, Role.HISTORY]
+
+
 def test_a_system_prompt_in_a_later_turn_is_cut(agent_of: Any, engine: Any) -> None:
     """A receiver's own system prompt stands in its user turn; its text is known."""
     baton = agent_of("a").hand_off(turn_of(agent_of))

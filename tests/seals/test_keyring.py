@@ -198,6 +198,20 @@ def test_a_passphrase_encrypts_keys(ring: KeyRing) -> None:
         assert "another" not in str(caught.value)
 
 
+def test_a_passphrase_is_stretched_before_it_encrypts(ring: KeyRing) -> None:
+    """The file's own format would let guesses pass by the million: the passphrase alone does not
+    open it, and equal passphrases are unequal for each key."""
+    guarded = reopened(ring, PASSPHRASE)
+    keys = [guarded.generate(for_("planner")) for _ in range(2)]
+    for key in keys:
+        data = (ring.folder / f"{key.keyid}.pem").read_bytes()
+        with pytest.raises(InputError):
+            key.scheme.load(data, PASSPHRASE)
+    one, other = (guarded._secret(key.keyid) for key in keys)
+    assert one != other
+    assert one == reopened(ring, PASSPHRASE)._secret(keys[0].keyid)
+
+
 def test_a_key_that_needs_its_passphrase_is_not_replaced_by_one_without(ring: KeyRing) -> None:
     """Rotation without the passphrase is refused, and changes nothing."""
     key = reopened(ring, PASSPHRASE).generate(for_("planner"))

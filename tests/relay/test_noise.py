@@ -16,7 +16,7 @@ from tests.relay.conftest import SEGMENT_TOKENS
 
 from kvbaton.errors import InputError
 from kvbaton.noise import MAX_LEVEL, blur_layers, checked_level, span_seeds
-from kvbaton.types import SegmentKind, SegmentSpan, SlicedLayer
+from kvbaton.types import FidelityClass, Route, SegmentKind, SegmentSpan, SlicedLayer
 from kvbaton.wire.digests import DomainKeys
 
 KEYS = DomainKeys(bytes(range(32)))
@@ -202,3 +202,31 @@ def test_no_seed_is_a_digest_that_stands_in_a_store() -> None:
     seed = span_seeds(KEYS, FUNCTION, IDS)(span).hex()
     assert seed not in KEYS.prefix_keys(FUNCTION, IDS, [16, 32])
     assert seed != KEYS.token_digest(IDS[16:32])
+
+
+# --- through a hand-off --------------------------------------------------------------------------
+
+
+def test_a_second_noisy_hand_off_writes_nothing_anew(agent_of: Any) -> None:
+    """The same tokens get the same noise, also where the conversation has gone on since."""
+    sender = agent_of("a", stream=False)
+    turn = sender.run("Hello there, you plan and code. " * 4, max_new_tokens=20)
+    first = sender.hand_off(turn, noise=0.1)
+    again = sender.hand_off(turn, noise=0.1)
+    assert first.bytes_written > 0
+    assert again.bytes_written == 0
+    later = sender.hand_off(sender.run("Go on", max_new_tokens=5), noise=0.1)
+    full = [ref for ref in first.manifest.segments if ref.span.count == SEGMENT_TOKENS]
+    assert full and set(full) <= set(later.manifest.segments)
+
+
+def test_a_noisy_baton_says_so_and_is_approximate(agent_of: Any) -> None:
+    """The receipt of whoever takes it says it, too."""
+    sender = agent_of("a", stream=False)
+    turn = sender.run("Hello there, you plan and code. " * 4, max_new_tokens=20)
+    baton = sender.hand_off(turn, noise=0.1)
+    assert baton.manifest.noise == 0.1
+    assert baton.manifest.fidelity.kind is FidelityClass.APPROXIMATE
+    taken = agent_of("b").take(baton, "Go on", max_new_tokens=3)
+    assert taken.receipt.fidelity.kind is FidelityClass.APPROXIMATE
+    assert taken.receipt.route is Route.BATON

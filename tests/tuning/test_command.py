@@ -12,7 +12,9 @@ from kvbaton.cli.main import run
 from kvbaton.codecs.calibration import plan_for, stored_calibrations
 from kvbaton.probes import measuring
 from kvbaton.probes.measuring import Effort
+from kvbaton.tuning.probe_limits import stored_probe_limits
 from kvbaton.tuning.watch import stored_watch_range
+from kvbaton.types import Fidelity, FidelityClass
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away.\n" * 40
 
@@ -31,7 +33,7 @@ def tune(capsys: pytest.CaptureFixture[str], model: str, *options: str) -> tuple
     text = Path(model).parent / "words.txt"
     given = ["tune-codec", model, "--text", str(text), "--tokens", "48", "--positions", "8"]
     capsys.readouterr()
-    code = run([*given, *options, "--json"])
+    code = run([*given, "--takes", "0", *options, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -82,6 +84,23 @@ def test_the_range_of_first_tokens_is_measured_on_demand(
     limits = stored_watch_range(said["function"], tmp_path / "data")
     assert limits is not None
     assert (limits.limit, limits.runs) == (said["watch"]["limit"], 199)
+
+
+def test_limits_of_windows_are_measured_with_a_profile(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """They are kept for the lossless cache and the profile, and those of another one stay."""
+    options = ("--takes", "3", "--dtype", "float32")
+    code, said = tune(capsys, model, "--profile", "cheapest", *options)
+    assert code == 0
+    assert (said["windows"]["takes"], said["windows"]["codecs"]) == (3, ["raw", "cheapest"])
+    code, said = tune(capsys, model, "--profile", "near-lossless", *options)
+    assert code == 0
+    limits = stored_probe_limits(said["function"], tmp_path / "data")
+    assert limits is not None
+    assert {one.codec for one in limits.codecs} == {"raw", "cheapest", "near-lossless"}
+    fidelity = Fidelity(FidelityClass.LOSSY, "near-lossless", said["records"][0]["digest"])
+    assert limits.find(fidelity) is not None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ SHAPES = {
  "noise_floor_kl", "bf16_floor_kl", "records": [{"profile", "digest", "file", "searched",
  "bits_per_element", "kl", "kl_worst", "flips", "ppl_ratio", "noise_multiple", "bf16_multiple",
  "first_layer_error", "texts": [{"text", "kl", "flips", "ppl_ratio"}]}],
+ "windows": {"file", "takes", "codecs"} or null where caches cannot be computed again,
  "watch": {"file", "limit", "false_alarms": [{"caches", "alarms", "runs"}]}}"""
 }
 """What ``--json`` prints, for the reference."""
@@ -81,6 +82,16 @@ def tune_codec(
             "can watch theirs; some hundred short answers.",
         ),
     ] = False,
+    takes: Annotated[
+        int,
+        typer.Option(
+            "--takes",
+            metavar="N",
+            min=0,
+            help="Honest takes that set the limits of windows, by which critical takes are "
+            "examined; 0 for none.",
+        ),
+    ] = 60,
     dtype: DtypeOption = Dtype.BFLOAT16,
     as_json: JsonFlag = False,
 ) -> None:
@@ -101,8 +112,9 @@ def tune_codec(
     session = _Session(output, model, tuple(text or ()))
     records = session.run(with_search_positions(tuning), dtype)
     kept = [store_calibration(record, session.data_dir) for record in records]
+    windows = session.window_limits(records, dtype, takes) if takes else None
     limits = session.watch_range(records, dtype) if watch else None
-    result = _said(records, kept) | {"watch": limits}
+    result = _said(records, kept) | {"windows": windows, "watch": limits}
     output.result(result, lambda console: _show(console, records))
 
 
@@ -135,6 +147,23 @@ class _Session:
         with self._output.progress("measuring") as step:
             corpus = self._corpus(engine, tuning)
             return measured_records(engine, wanted, corpus, tuning, progress=step.say)
+
+    def window_limits(
+        self, records: Sequence[CalibrationRecord], dtype: Dtype, takes: int
+    ) -> JSON | None:
+        """Measure and keep how far honest caches of these codecs lie from their tokens."""
+        from kvbaton.bench.texts import text_kinds
+        from kvbaton.tuning.probe_limits import measured_probe_limits, store_probe_limits
+
+        engine = self._load(dtype)
+        texts = [one.text for one in self._texts or text_kinds()]
+        with self._output.progress("windows") as step:
+            limits = measured_probe_limits(engine, records, texts, takes=takes, progress=step.say)
+        if limits is None:
+            return None
+        path = store_probe_limits(limits, self.data_dir)
+        names = [one.codec for one in limits.codecs]
+        return {"file": str(path), "takes": limits.takes, "codecs": names}
 
     def watch_range(self, records: Sequence[CalibrationRecord], dtype: Dtype) -> JSON:
         """Measure and keep the range of first tokens, with false alarms by codec."""

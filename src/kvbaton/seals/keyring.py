@@ -3,7 +3,7 @@
 Which of them sign, and for whom, is what the trust file says of their public halves.
 
 A passphrase is stretched by scrypt before a scheme sees it, whatever the scheme's own file format
-does: PKCS #8 as OpenSSL writes it makes 2,048 rounds of PBKDF2, which a guesser passes by the million.
+does: that of OpenSSL makes 2,048 rounds of PBKDF2, so guesses at it pass by the million.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_KEY_BYTES = 256 << 10
 _MAX_PASSPHRASE_BYTES = 1000
 _WHAT = "this private key"
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 15, 8, 3
-"""32 MiB and about a quarter of a second for each guess (OWASP, password storage, 2024)."""
+"""32 MiB and some tenths of a second for each guess (OWASP, password storage, 2024)."""
 _Found = tuple[tuple[TrustedKey, ...], dict[tuple[str, str, Purpose], Signer]]
 
 

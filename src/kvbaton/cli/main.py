@@ -27,6 +27,7 @@ COMMANDS = (
     "verify_command",
     "diff_command",
     "rm_command",
+    "purge_command",
     "keys_command",
     "ticket_command",
     "doctor_command",

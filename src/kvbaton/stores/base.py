@@ -216,6 +216,15 @@ class Store(ABC):
         check_claim(key, data)
         raise cannot_claim(self.url)
 
+    def sweep(self) -> None:  # noqa: B027 - most stores leave nothing behind
+        """Remove what writers that died have left behind.
+
+        Raises
+        ------
+        StoreError
+            It cannot be removed.
+        """
+
     def free_bytes(self) -> int | None:
         """Bytes that can be put before anything is evicted or refused; None where unknown."""
         return None

@@ -182,6 +182,16 @@ class DirectoryStore(Store):
             found = sorted(objects(self._root, kind), key=lambda f: (f.used_ns, f.key.name))
         return (Entry(f.key, f.size_bytes, f.used_ns / 1e9) for f in found)
 
+    def sweep(self) -> None:
+        """See :meth:`Store.sweep`; what is being written by others stays."""
+        with (
+            translated("what was left behind cannot be removed"),
+            folder(f"{self._root}/{TEMPORARY}") as inside,
+            self._account.locked() as usage,
+        ):
+            used = self._account.used(usage)
+            usage.write(used - reclaim(inside=inside))
+
     def used_bytes(self) -> int:
         """Bytes of all objects, and what is set aside for those being written."""
         with translated("the store's size cannot be read"), self._account.locked() as usage:

@@ -112,6 +112,10 @@ class EncryptedStore(Store):
         """See :meth:`Store.claim`."""
         return self.inner.claim(key, data)
 
+    def sweep(self) -> None:
+        """See :meth:`Store.sweep`."""
+        self.inner.sweep()
+
     def free_bytes(self) -> int | None:
         """See :meth:`Store.free_bytes`; of what is stored."""
         return self.inner.free_bytes()

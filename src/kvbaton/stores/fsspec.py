@@ -205,6 +205,12 @@ class FsspecStore(Store):
         else:
             self._fs.makedirs(parent, exist_ok=True)
 
+    def sweep(self) -> None:
+        """See :meth:`Store.sweep`; what is younger than a day may still be written, and stays."""
+        if self._renames:
+            with _translated("what was left behind cannot be removed"):
+                self._reclaim()
+
     def _reclaim(self) -> None:
         """Remove temporary files of writers that died: those a day old.  There are no locks here,
         so a younger one may still be written."""

@@ -243,6 +243,10 @@ class FaultyStore(Store):
         self.befall(StoreCall("exists", key.kind, key))
         return self.inner.exists(key)
 
+    def sweep(self) -> None:
+        """See :meth:`Store.sweep`."""
+        self.inner.sweep()
+
     def free_bytes(self) -> int | None:
         """See :meth:`Store.free_bytes`."""
         return self.inner.free_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,7 @@ from kvbaton.decoding import Decoding, TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.engine import TransformersEngine
-from kvbaton.engines.transformers.load import load_checkpoint, wrap_model
+from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
 from kvbaton.probes.first_tokens import WatchRange, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Relay
@@ -106,6 +106,26 @@ def wrap(
         The model's cache cannot be handed over faithfully; the sentence says why.
     """
     return wrap_model(model, tokenizer, name=name, deterministic=deterministic, threads=threads)
+
+
+def decoder_of(name: str) -> Callable[[Sequence[int]], str]:
+    """Turns token ids of a model into text; its weights are not loaded.
+
+    Raises
+    ------
+    UnknownModel
+        Nothing of that name; close matches are named.
+    ModelUnavailable
+        Its tokenizer is not on this machine and cannot be fetched.
+    """
+    chosen = settings.from_environment()
+    source = models.resolve(name, data_dir=chosen.data_dir)
+    tokenizer = load_tokenizer(source.path_or_id, offline=chosen.offline)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    return decode
 
 
 _making_domain = threading.Lock()

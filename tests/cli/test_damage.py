@@ -126,16 +126,17 @@ def test_a_missing_segment_has_its_own_exit_code(cli: Cli, exported: Exported) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "place", "reason"),
+    ("kind", "exits", "error", "outcome", "reasons"),
     [
-        ("transcripts", "transcript", "transcript-corrupt"),
-        ("batons", "manifest", "manifest-corrupt"),
+        ("transcripts", (7, 8), "baton-unavailable", "unavailable", {"transcript-corrupt"}),
+        ("batons", (6, 6), "not-trusted", "not-trusted", {"other-baton"}),
     ],
 )
-def test_without_its_context_a_baton_is_unavailable(
-    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, kind: str, place: str, reason: str
-) -> None:
-    """A byte of transcript or manifest: the caller's messages, or exit 7; `verify` exits with 8."""
+def test_without_its_context_nothing_of_a_baton_is_used(
+    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, kind: str, exits: tuple[int, int],
+    error: str, outcome: str, reasons: set[str],
+) -> None:  # fmt: skip
+    """A byte of transcript or manifest: the caller's messages, or an exit code of its own."""
     messages = tmp_path / "messages.json"
     messages.write_text('[{"role": "user", "content": "Hello"}]', encoding="utf-8")
     (damaged,) = exported.files(kind)
@@ -143,18 +144,18 @@ def test_without_its_context_a_baton_is_unavailable(
     for offset in (0, len(whole) // 3, len(whole) // 2, len(whole) - 1):
         flip(damaged, offset)
         refused = taken(cli, tiny, exported)
-        assert (refused.code, refused.json["error"]["code"]) == (7, "baton-unavailable")
+        assert (refused.code, refused.json["error"]["code"]) == (exits[0], error)
         found = cli("verify", exported.baton, "--store", exported.store, "--json")
         assert (found.code, found.json["faults"][0]["place"]) == (
-            8,
+            exits[1],
             kind.replace("batons", "manifest").removesuffix("s"),
         )
         damaged.write_bytes(whole)
     flip(damaged, len(whole) // 2)
     answered = taken(cli, tiny, exported, "--messages", messages)
     receipt = answered.json["receipt"]
-    assert (answered.code, receipt["route"], receipt["outcome"]) == (0, "text", "unavailable")
-    assert receipt["reasons"][0]["code"] == reason
+    assert (answered.code, receipt["route"], receipt["outcome"]) == (0, "text", outcome)
+    assert receipt["reasons"][0]["code"] in reasons
     assert receipt["context_tokens"] < 60
 
 
@@ -169,11 +170,12 @@ def test_a_baton_that_is_not_there_is_unavailable(cli: Cli, exported: Exported) 
 def test_a_store_of_another_key_is_told_from_damage(
     cli: Cli, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the domain's key nothing can be verified, and the hint says so."""
+    """Where its key is not known nothing can be verified, and the hint says what to do."""
     monkeypatch.setenv("KVBATON_DATA_DIR", str(tmp_path / "elsewhere"))
     done = cli("verify", exported.baton, "--store", exported.store)
-    assert done.code == 8
-    assert "another key of this trust domain" in done.out
+    assert done.code == 6
+    assert "its key is not known here" in done.err
+    assert "kvbaton keys trust" in done.err
 
 
 def test_another_trust_domain_is_not_trusted(
@@ -237,6 +239,6 @@ def test_any_flipped_bit_is_found(copy: Exported, home_folder: Path, data: st.Da
     (fault,) = found.faults
     assert fault.object.endswith(path.name)
     assert fault.error.at.startswith("$")
-    assert found.exit_code == 8
+    assert found.exit_code == (6 if path.parent.parent.name == "batons" else 8)
     if fault.start is not None and fault.stop is not None:
         assert fault.start <= offset < fault.stop

@@ -53,7 +53,7 @@ def test_a_damaged_baton_is_listed_as_such(cli: Cli, exported: Exported) -> None
     (path,) = exported.files("batons")
     path.write_bytes(path.read_bytes()[:-1])
     (entry,) = cli("list", "--store", exported.store, "--json").json["batons"]
-    assert entry["error"]["exit_code"] == 8
+    assert entry["error"]["exit_code"] == 6
     assert cli("list", "--store", exported.store).code == 0
 
 

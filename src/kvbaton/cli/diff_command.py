@@ -48,7 +48,7 @@ def diff(
     with output.progress("comparing"):
         read = []
         for name in (a, b):
-            manifest = open_manifest(opened, domain, name)
+            manifest, _ = open_manifest(opened, domain, name)
             read.append((manifest, open_transcript(opened, domain, manifest)))
         found = compare(opened, domain, read[0], read[1])
     said = {"a": a, "b": b, "store": opened.url, **found.to_json()}

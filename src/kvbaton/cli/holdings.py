@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbaton.errors import (
+    BatonUnavailable,
     DigestMismatch,
     FormatError,
     KvbatonError,
@@ -13,6 +14,7 @@ from kvbaton.errors import (
     NotTrusted,
     StoreError,
 )
+from kvbaton.opening import keys_of, read_manifest, require_domain
 from kvbaton.reasons import unavailable
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Entry, Key, Kind, Store
@@ -26,21 +28,38 @@ from kvbaton.wire.transcript import parse_transcript
 OTHER_KEY = "the store may have been filled with another key of this trust domain"
 
 
-def read_manifest(store: Store, baton: str) -> Manifest:
-    """The manifest whose bytes have this id.
+def read_signed(store: Store, domain: TrustDomain, baton: str) -> tuple[Manifest, str]:
+    """The manifest of a baton of this trust domain, and the id of the key that signed it.
 
     Raises
     ------
     NotFound
         The store holds no such baton.
-    FormatError
-        Its bytes are damaged.
+    NotTrusted
+        It is not signed by a key that is trusted, or belongs to another trust domain.
+    BatonUnavailable
+        What was signed is no manifest.
     """
     raw = store.get(Key(Kind.BATON, baton), limit_bytes=limits.MAX_ENVELOPE_BYTES)
-    return parse_manifest(unwrap(raw, baton_id=baton))
+    manifest, signer = read_manifest(raw, baton, domain)
+    require_domain(manifest, domain)
+    return manifest, signer
 
 
-def read_transcript(store: Store, domain: TrustDomain, manifest: Manifest) -> Transcript:
+def claimed_segments(store: Store, baton: str) -> frozenset[str]:
+    """Addresses that a baton lists, although it is not trusted: only to leave them alone.
+
+    Nothing else of it is looked at; what is no baton lists none.
+    """
+    try:
+        raw = store.get(Key(Kind.BATON, baton), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+        claimed = parse_manifest(unwrap(raw))
+    except (FormatError, StoreError):
+        return frozenset()
+    return frozenset(ref.address for ref in claimed.segments)
+
+
+def read_words(store: Store, domain: TrustDomain, manifest: Manifest) -> Transcript:
     """The transcript that a manifest lists, with exactly its tokens.
 
     Raises
@@ -50,44 +69,28 @@ def read_transcript(store: Store, domain: TrustDomain, manifest: Manifest) -> Tr
     FormatError
         Its bytes are damaged, or of another key.
     """
-    key = Key(Kind.TRANSCRIPT, manifest.transcript)
+    key, keys = Key(Kind.TRANSCRIPT, manifest.transcript), keys_of(manifest, domain)
     blob = store.get(key, limit_bytes=manifest.transcript_bytes)
     try:
-        words = parse_transcript(blob, address=manifest.transcript, keys=domain.keys)
+        words = parse_transcript(blob, address=manifest.transcript, keys=keys)
     except DigestMismatch as error:
         raise DigestMismatch(error.sentence, at=error.at, hint=OTHER_KEY) from error
-    check_transcript(manifest, words, domain.keys)
+    check_transcript(manifest, words, keys)
     return words
 
 
-def require_domain(manifest: Manifest, domain: TrustDomain) -> None:
-    """Refuse a baton of another trust domain.
-
-    Raises
-    ------
-    NotTrusted
-        It is one; nothing of it should be shown or used.
-    """
-    if manifest.domain != domain.name:
-        raise NotTrusted(
-            "the baton belongs to another trust domain", hint="KVBATON_DOMAIN names this one's"
-        )
-
-
-def open_manifest(store: Store, domain: TrustDomain, baton: str) -> Manifest:
-    """The manifest of a baton of this trust domain.
+def open_manifest(store: Store, domain: TrustDomain, baton: str) -> tuple[Manifest, str]:
+    """The manifest of a baton of this trust domain, and the id of the key that signed it.
 
     Raises
     ------
     BatonUnavailable
-        It is absent, damaged or cannot be read.
+        It is absent or cannot be read.
     NotTrusted
-        It belongs to another trust domain.
+        It is not authentic, or belongs to another trust domain.
     """
     with unavailable("manifest"):
-        manifest = read_manifest(store, baton)
-    require_domain(manifest, domain)
-    return manifest
+        return read_signed(store, domain, baton)
 
 
 def open_transcript(store: Store, domain: TrustDomain, manifest: Manifest) -> Transcript:
@@ -99,7 +102,7 @@ def open_transcript(store: Store, domain: TrustDomain, manifest: Manifest) -> Tr
         It is absent, damaged or cannot be read.
     """
     with unavailable("transcript"):
-        return read_transcript(store, domain, manifest)
+        return read_words(store, domain, manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +127,13 @@ class Holding:
         return segments + self.manifest.transcript_bytes + self.entry.size_bytes
 
 
-def holdings(store: Store) -> Iterator[Holding]:
-    """All batons of a store, those used longest ago first; damaged ones with their error."""
+def holdings(store: Store, domain: TrustDomain) -> Iterator[Holding]:
+    """All batons of a store, those used longest ago first; those that cannot be verified, or are
+    of another trust domain, with their error."""
     for entry in store.list(Kind.BATON):
         try:
-            yield Holding(entry, read_manifest(store, entry.key.name))
-        except (FormatError, StoreError) as error:
+            yield Holding(entry, read_signed(store, domain, entry.key.name)[0])
+        except (NotTrusted, BatonUnavailable, FormatError, StoreError) as error:
             yield Holding(entry, None, error)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from kvbaton.cli import places
 from kvbaton.cli.holdings import open_manifest, open_transcript
 from kvbaton.cli.options import BatonArgument, StoreOption
 from kvbaton.cli.output import JsonFlag, Output, age_text, bytes_text, print_table, visible
+from kvbaton.errors import InputError
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import JSON, Manifest, SegmentRef
 
@@ -22,7 +25,9 @@ SHAPES = {
  "segments": [{"address", "kind", "first", "count", "shift", "size_bytes", "fidelity", "present"}],
  "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"}, "parents",
  "function": {"digest", "parts"}, "producer", "transcript": {"address", "size_bytes"},
- "token_digest", "ref", "sequence", "text"?}"""
+ "token_digest", "ref", "sequence", "signer", "signers", "expires_ms", "noise", "redacted",
+ "export": {"domain", "salt"} or null,
+ "text"?, "parts"?: [{"role", "first", "count", "text"}]}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -38,19 +43,49 @@ def inspect(
     text: Annotated[
         bool, typer.Option("--text", help="Show the conversation's text, too.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="With --text: decode each span's tokens by this model's tokenizer, instead of "
+            "showing the text that the sender has written down.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a baton's manifest, once its digest is verified; segments are not read.
+    """Show a baton's manifest, once its signature is verified; segments are not read.
 
     Text from the baton is shown with its control characters escaped.
     """
+    if model is not None and not text:
+        raise InputError("--model says how --text is shown", hint="give both")
     output = Output(as_json)
     opened, domain = places.open_to_read(store), places.trust_domain()
-    manifest = open_manifest(opened, domain, baton)
-    said = {"baton": baton, "store": opened.url, **describe(manifest, opened)}
+    manifest, signer = open_manifest(opened, domain, baton)
+    said = {"baton": baton, "store": opened.url, **describe(manifest, opened), "signer": signer}
     if text:
-        said["text"] = open_transcript(opened, domain, manifest).text
+        words = open_transcript(opened, domain, manifest)
+        said["text"] = words.text
+        if model is not None:
+            said["parts"] = _parts(model, words.ids, manifest)
     output.result(said, lambda console: _show(console, said))
+
+
+def _parts(model: str, ids: Sequence[int], manifest: Manifest) -> list[JSON]:
+    """The text of each span, from its ids."""
+    from kvbaton.api import decoder_of
+
+    decode = decoder_of(model)
+    return [
+        {
+            "role": span.role.value,
+            "first": span.run.first,
+            "count": span.run.count,
+            "text": decode(ids[span.run.first : span.run.stop]),
+        }
+        for span in manifest.spans
+    ]
 
 
 def describe(manifest: Manifest, store: Store) -> JSON:
@@ -91,6 +126,11 @@ def describe(manifest: Manifest, store: Store) -> JSON:
         "token_digest": manifest.token_digest,
         "ref": manifest.ref,
         "sequence": manifest.sequence,
+        "signers": list(manifest.signers),
+        "expires_ms": manifest.expires_ms,
+        "noise": manifest.noise,
+        "redacted": list(manifest.redacted),
+        "export": None if manifest.export is None else asdict(manifest.export),
     }
 
 
@@ -117,12 +157,20 @@ def _show(console: Console, said: JSON) -> None:
         "mode": said["mode"],
         "domain": said["domain"],
         "tokens": f"{said['cached_tokens']} cached, {said['pending_tokens']} pending",
+        "signed by": said["signer"],
+        "expires": _expiry(said["expires_ms"]),
         "fidelity": f"{fidelity['class']} ({fidelity['codec']})",
         "hops": f"{hops['exact']} exact, {hops['lossy']} lossy",
         "parents": "\n".join(said["parents"]) or "none",
         "function": said["function"]["digest"],
         **{name: str(value) for name, value in said["terms"].items() if value},
     }
+    if said["noise"]:
+        rows["noise"] = f"{said['noise']:g} of the size of keys and values: no guarantee"
+    if said["redacted"]:
+        rows["text only, without"] = ", ".join(said["redacted"])
+    if said["export"]:
+        rows["made for"] = said["export"]["domain"]
     print_table(console, ("", ""), rows.items())
     for heading, table in (
         ("function of", said["function"]["parts"]),
@@ -136,9 +184,20 @@ def _show(console: Console, said: JSON) -> None:
     console.print()
     headings = ("segment", "kind", "first", "tokens", "moved by", "codec", "size", "in the store")
     print_table(console, headings, map(_segment_row, said["segments"]), right="  rrr r")
-    if "text" in said:
+    for part in said.get("parts", ()):
+        console.print()
+        console.print(f"[{part['role']}, tokens {part['first']} and on]", markup=False)
+        console.print(visible(part["text"]), markup=False)
+    if "text" in said and "parts" not in said:
         console.print()
         console.print(visible(said["text"]), markup=False)
+
+
+def _expiry(expires_ms: int) -> str:
+    if not expires_ms:
+        return "never"
+    left_s = expires_ms / 1000 - time.time()
+    return f"in {age_text(left_s)}" if left_s > 0 else f"{age_text(-left_s)} ago"
 
 
 def _segment_row(said: JSON) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def list_(
     output = Output(as_json)
     opened = places.open_to_read(store)
     if kind is Kind.BATON:
-        entries = [_baton(holding) for holding in holdings(opened)]
+        entries = [_baton(holding) for holding in holdings(opened, places.trust_domain())]
     else:
         entries = [_object(entry) for entry in opened.list(kind)]
     said = {"store": opened.url, kind.value: entries, "totals": totals(opened)}

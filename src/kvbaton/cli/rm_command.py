@@ -40,7 +40,7 @@ def rm(
     output = Output(as_json)
     opened = places.open_to_read(store)
     going = {Key(Kind.BATON, name) for name in batons}
-    found = list(holdings(opened))
+    found = list(holdings(opened, places.trust_domain()))
     absent = going - {holding.entry.key for holding in found}
     if absent:
         raise BatonUnavailable(
@@ -52,7 +52,7 @@ def rm(
         said = {"store": opened.url, **remove(opened, gone, kept, segments=segments)}
     for holding in gone:
         if holding.manifest is None:
-            output.warn(f"{holding.name} was damaged: what it listed is not known")
+            output.warn(f"{holding.name} cannot be verified: what it listed is not known")
     output.result(
         said,
         lambda console: console.print(

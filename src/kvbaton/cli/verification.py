@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvbaton.cli.holdings import OTHER_KEY, read_manifest, read_transcript, require_domain
+from kvbaton.cli.holdings import OTHER_KEY, claimed_segments, read_signed, read_words
 from kvbaton.cli.output import error_json
 from kvbaton.codecs import storage
 from kvbaton.errors import (
+    BatonUnavailable,
     DigestMismatch,
     FormatError,
     KvbatonError,
     NotFound,
     NotTrusted,
     StoreError,
+    TrustFault,
 )
 from kvbaton.reasons import located
 from kvbaton.seals import TrustDomain
@@ -30,6 +32,19 @@ from kvbaton.wire.segment import read_header, verify_range
 Watch = Callable[[str, int, int], None]
 """Told what is being checked, and bytes done of bytes in all."""
 
+
+_TAMPERED = frozenset(
+    {
+        TrustFault.UNSIGNED,
+        TrustFault.DOUBLY_SIGNED,
+        TrustFault.ENVELOPE,
+        TrustFault.PAYLOAD_TYPE,
+        TrustFault.OTHER,
+        TrustFault.KEYID,
+        TrustFault.SIGNATURE,
+    }
+)
+"""Faults of bytes that nobody has signed as they are."""
 
 _Digests = tuple[str, str | None]
 
@@ -117,13 +132,13 @@ class Examination:
         NotFound
             The store holds no such baton.
         NotTrusted
-            It belongs to another trust domain, so that nothing can be said about it.
+            It belongs to another trust domain, or its key is not trusted here, so that nothing can
+            be said about it.
         """
         self.batons += 1
         manifest = self._manifest(name)
         if manifest is None:
             return
-        require_domain(manifest, self.domain)
         words = self._transcript(manifest)
         total = sum(ref.size_bytes for ref in manifest.segments)
         before = self.checked_bytes
@@ -134,15 +149,17 @@ class Examination:
 
     def _manifest(self, name: str) -> Manifest | None:
         try:
-            return read_manifest(self.store, name)
-        except FormatError as error:
+            return read_signed(self.store, self.domain, name)[0]
+        except (NotTrusted, BatonUnavailable) as error:
+            if isinstance(error, NotTrusted) and error.fault not in _TAMPERED:
+                raise
             self.faults.append(Damage("manifest", str(Key(Kind.BATON, name)), error))
         return None
 
     def _transcript(self, manifest: Manifest) -> Transcript | None:
         key, words = Key(Kind.TRANSCRIPT, manifest.transcript), None
         with self._noting("transcript", key), located("$.transcript"):
-            words = read_transcript(self.store, self.domain, manifest)
+            words = read_words(self.store, self.domain, manifest)
             self.tokens += len(words.ids)
             self.checked_bytes += manifest.transcript_bytes
         return words
@@ -226,7 +243,7 @@ class Examination:
         except NotTrusted:
             self.batons -= 1
             self.foreign += 1
-            self._segments |= {ref.address for ref in read_manifest(self.store, name).segments}
+            self._segments |= claimed_segments(self.store, name)
 
     def _unlisted(self, key: Key) -> None:
         place = f"segment {key.name[:16]}..."

@@ -42,7 +42,8 @@ def verify(
     """Check every byte of a baton: manifest, transcript, segment headers and layer ranges.
 
     All faults are listed with their places, the first one first.  Exits with 8 where bytes are
-    damaged, with 9 where some are only missing, with 7 where the baton itself is.
+    damaged, with 6 where the manifest cannot be trusted, with 9 where some are only missing, with
+    7 where the baton itself is.
     """
     output = Output(as_json)
     if (baton is None) != everything:

@@ -106,6 +106,24 @@ def load_checkpoint(
     return engine
 
 
+def load_tokenizer(source: str | Path, *, offline: bool = False) -> Any:
+    """The tokenizer of a checkpoint, without its weights.
+
+    Raises
+    ------
+    ModelUnavailable
+        It cannot be read or fetched.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=offline)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelUnavailable(
+            f"cannot load the tokenizer of {source}: {str(error).splitlines()[0]}"
+        ) from error
+
+
 def _stamp(folder: Path, dtype: torch.dtype) -> str:
     """The stamp of a checkpoint folder; empty for a Hugging Face id."""
     return identity.checkpoint_stamp(folder, dtype=str(dtype)) if folder.is_dir() else ""

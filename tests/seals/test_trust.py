@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,22 @@ def test_names_that_could_not_be_read_back_are_refused(trust: TrustFile, sender:
     with pytest.raises(InputError):
         trust.add(known(1, sender))
     assert not trust.path.exists()
+
+
+def test_more_than_could_be_read_back_is_not_written(trust: TrustFile) -> None:
+    """A key with as many grants as there may be gets no other, and a domain needs a name."""
+    trust.add(replace(known(1), grants=tuple(Grant(f"agent-{n}", "local") for n in range(256))))
+    before = trust.path.read_bytes()
+    for change in (
+        lambda: trust.add(known(1, "one-more")),
+        lambda: trust.add(replace(known(2), grants=())),
+        lambda: trust.add(replace(known(2), purposes=frozenset())),
+        lambda: trust.require("two\nlines", tickets=True),
+    ):
+        with pytest.raises(InputError):
+            change()
+    assert trust.path.read_bytes() == before
+    assert len(trust.keys()) == 1
 
 
 # --- what is damaged trusts nobody ----------------------------------------------------------------

@@ -21,7 +21,8 @@ from kvbaton.seals.keyring import KeyRing, local_keys
 from kvbaton.seals.keys import TrustDomain, local_domain
 from kvbaton.seals.public import public_line, read_public_line
 from kvbaton.seals.schemes import register_seal, seal_scheme, seal_schemes
-from kvbaton.seals.trust import TrustEntry, TrustFile
+from kvbaton.seals.trust import TrustFile
+from kvbaton.seals.trust_document import TrustEntry
 
 __all__ = [
     "Grant",

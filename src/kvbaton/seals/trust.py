@@ -13,46 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from kvbaton.errors import Fault, FormatError, InputError, KvbatonError, SettingsError
-from kvbaton.seals.base import (
-    Grant,
-    KeyStatus,
-    Purpose,
-    Requirements,
-    SealScheme,
-    TrustedKey,
-    key_id,
-)
+from kvbaton.errors import InputError, KvbatonError, SettingsError
+from kvbaton.seals.base import KeyStatus, Requirements, TrustedKey
 from kvbaton.seals.private_files import make_folder, read_private, write_over
-from kvbaton.seals.public import MAX_PUBLIC_CHARS, read_public, spell_public
-from kvbaton.seals.schemes import seal_scheme
-from kvbaton.wire import fields as f
-from kvbaton.wire.canonical import dumps, loads
-from kvbaton.wire.limits import MAX_NAME_CHARS, MAX_VALUE_CHARS
-
-TRUST_FORMAT = 1
-MAX_TRUST_BYTES = 4 << 20
-MAX_KEYS = 4096
-MAX_GRANTS = 256
+from kvbaton.seals.trust_document import (
+    MAX_TRUST_BYTES,
+    TrustEntry,
+    encode_trust,
+    parse_trust,
+)
 
 _LOCK_S = 10.0
 _WHAT = "the trust file"
-_MAX_MS = (1 << 53) - 1
 _SHORT = 4
 """Digits that an abbreviated key id has at least."""
 
 _Stamp = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TrustEntry:
-    """A known key, when it was added (milliseconds since 1970), and a note for people."""
-
-    key: TrustedKey
-    added_ms: int
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +186,7 @@ class TrustFile:
         except OSError as error:
             raise _unusable(self.path, error) from error
         try:
-            entries, domains = _parse(data)
+            entries, domains = parse_trust(data)
         except KvbatonError as error:
             raise SettingsError(
                 f"the trust file is damaged, so nobody is trusted: {error.sentence}",
@@ -219,9 +196,7 @@ class TrustFile:
         return _Held(_stamp(info), entries, domains)
 
     def _write(self, edit: TrustEdit, held: _Held) -> None:
-        data = _document(edit.entries, edit.domains)
-        if len(data) > MAX_TRUST_BYTES or len(edit.entries) > MAX_KEYS:
-            raise SettingsError("the trust file would be too large", at=str(self.path))
+        data = encode_trust(edit.entries, edit.domains)
         write_over(self.path, data, after_ns=held.stamp[0] if held.stamp else 0)
 
     @contextmanager
@@ -256,7 +231,6 @@ class TrustEdit:
 
     def add(self, key: TrustedKey, *, note: str = "") -> TrustedKey:
         """See :meth:`TrustFile.add`."""
-        _check_new(key, note)
         known = self.find(key.keyid)
         if known is None:
             self.entries.append(TrustEntry(key, time.time_ns() // 1_000_000, note))
@@ -286,7 +260,6 @@ class TrustEdit:
 
     def require(self, domain: str, wanted: Requirements) -> None:
         """Set what a domain asks for."""
-        _checked_name(domain, "$.domain")
         self.changed = self.changed or self.domains.get(domain) != wanted
         self.domains[domain] = wanted
 
@@ -321,140 +294,3 @@ def _mapped(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _unusable(path, error) from error
-
-
-def _check_new(key: TrustedKey, note: str) -> None:
-    """Hold a key to what would be read back."""
-    if not (key.grants and key.purposes):
-        raise InputError("a key needs a sender and a purpose", at=key.keyid)
-    for grant in key.grants:
-        _checked_name(grant.sender, "$.sender")
-        _checked_name(grant.domain, "$.domain")
-    _checked_name(note, "$.note", empty=True, at_most=MAX_VALUE_CHARS)
-
-
-def _checked_name(
-    text: str, at: str, *, empty: bool = False, at_most: int = MAX_NAME_CHARS
-) -> None:
-    try:
-        f.check_name(text, at, empty=empty, at_most=at_most)
-    except FormatError as error:
-        raise InputError(error.sentence, at=error.at) from error
-
-
-# --- the document ------------------------------------------------------------------------------
-
-_TOP = frozenset({"format", "keys", "domains"})
-_ENTRY = frozenset(
-    {"keyid", "scheme", "public", "grants", "purposes", "status", "added_ms", "note"}
-)
-_GRANT = frozenset({"sender", "domain"})
-_REQUIREMENTS = frozenset({"tickets", "encryption"})
-
-
-def _document(entries: Sequence[TrustEntry], domains: Mapping[str, Requirements]) -> bytes:
-    return dumps(
-        {
-            "format": TRUST_FORMAT,
-            "keys": [_entry_json(entry) for entry in entries],
-            "domains": {
-                name: {"tickets": wanted.tickets, "encryption": wanted.encryption}
-                for name, wanted in domains.items()
-            },
-        },
-        what="trust file",
-    )
-
-
-def _entry_json(entry: TrustEntry) -> dict[str, Any]:
-    key = entry.key
-    return {
-        "keyid": key.keyid,
-        "scheme": key.scheme.name,
-        "public": spell_public(key.public),
-        "grants": [{"sender": g.sender, "domain": g.domain} for g in key.grants],
-        "purposes": sorted(purpose.value for purpose in key.purposes),
-        "status": key.status.value,
-        "added_ms": entry.added_ms,
-        "note": entry.note,
-    }
-
-
-def _parse(data: bytes) -> tuple[tuple[TrustEntry, ...], dict[str, Requirements]]:
-    top = loads(data, limit_bytes=MAX_TRUST_BYTES, what="trust file")
-    f.require_format(top, "$", TRUST_FORMAT)
-    f.read_object(top, "$", _TOP)
-    listed = f.read_list(top["keys"], "$.keys", at_most=MAX_KEYS)
-    entries = tuple(_entry(item, f"$.keys[{index}]") for index, item in enumerate(listed))
-    seen: set[str] = set()
-    for index, entry in enumerate(entries):
-        if entry.key.keyid in seen:
-            raise f.refuse("a key stands twice", Fault.DUPLICATE_KEY, f"$.keys[{index}].keyid")
-        seen.add(entry.key.keyid)
-    return entries, _domains(top["domains"])
-
-
-def _domains(value: Any) -> dict[str, Requirements]:
-    if type(value) is not dict:
-        raise f.refuse("no object", Fault.WRONG_TYPE, "$.domains")
-    found = {}
-    for name, item in value.items():
-        at = f"$.domains.{f.check_name(name, '$.domains')}"
-        f.read_object(item, at, _REQUIREMENTS)
-        for wanted in _REQUIREMENTS:
-            if type(item[wanted]) is not bool:
-                raise f.refuse("neither true nor false", Fault.WRONG_TYPE, f"{at}.{wanted}")
-        found[name] = Requirements(tickets=item["tickets"], encryption=item["encryption"])
-    return found
-
-
-def _entry(value: Any, at: str) -> TrustEntry:
-    item = f.read_object(value, at, _ENTRY)
-    scheme = _scheme(f.read_name(item, "scheme", at), f"{at}.scheme")
-    public = _public(f.read_text(item, "public", at, at_most=MAX_PUBLIC_CHARS), f"{at}.public")
-    keyid = f.read_hex64(item, "keyid", at)
-    if keyid != key_id(scheme.name, public):
-        raise f.refuse("not the id of this public key", Fault.DIGEST, f"{at}.keyid")
-    key = TrustedKey(
-        keyid,
-        scheme,
-        public,
-        grants=_grants(item["grants"], f"{at}.grants"),
-        purposes=_purposes(item["purposes"], f"{at}.purposes"),
-        status=f.read_enum(item, "status", at, KeyStatus),
-    )
-    note = f.read_name(item, "note", at, empty=True, at_most=MAX_VALUE_CHARS)
-    return TrustEntry(key, f.read_int(item, "added_ms", at, 0, _MAX_MS), note)
-
-
-def _public(text: str, at: str) -> bytes:
-    try:
-        return read_public(text)
-    except InputError as error:
-        raise InputError(error.sentence, at=at) from error
-
-
-def _scheme(name: str, at: str) -> SealScheme:
-    try:
-        return seal_scheme(name)
-    except InputError as error:
-        raise InputError(error.sentence, at=at, hint=error.hint) from error
-
-
-def _grants(value: Any, at: str) -> tuple[Grant, ...]:
-    grants = []
-    for index, listed in enumerate(f.read_list(value, at, at_most=MAX_GRANTS, at_least=1)):
-        item = f.read_object(listed, f"{at}[{index}]", _GRANT)
-        here = f"{at}[{index}]"
-        grants.append(Grant(f.read_name(item, "sender", here), f.read_name(item, "domain", here)))
-    if len(set(grants)) != len(grants):
-        raise f.refuse("a grant stands twice", Fault.DUPLICATE_KEY, at)
-    return tuple(grants)
-
-
-def _purposes(value: Any, at: str) -> frozenset[Purpose]:
-    listed = f.read_list(value, at, at_most=len(Purpose), at_least=1)
-    found = [f.read_enum(listed, index, at, Purpose) for index in range(len(listed))]
-    if len(set(found)) != len(found):
-        raise f.refuse("a purpose stands twice", Fault.DUPLICATE_KEY, at)
-    return frozenset(found)

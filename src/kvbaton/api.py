@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvbaton import agent, models, settings
 from kvbaton.backing import Source
+from kvbaton.checking import recorded_losses
 from kvbaton.codecs.calibration import (
     EXACT_PROFILE,
     FOLDER,
@@ -28,9 +29,11 @@ from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
 from kvbaton.probes.first_tokens import WatchRange, watch_of
-from kvbaton.relay import MAX_LOSSY_HOPS, Relay
+from kvbaton.relay import MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
+from kvbaton.tuning.probe_limits import FOLDER as PROBE_FOLDER
+from kvbaton.tuning.probe_limits import stored_probe_limits
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
 from kvbaton.tuning.watch import stored_watch_range
 from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
@@ -39,6 +42,8 @@ from kvbaton.warming import chains_of, warm_soon
 
 if TYPE_CHECKING:
     import torch
+
+    from kvbaton.probes.limits import ProbeLimits
 
 MEMORY = "memory://kvbaton"
 """The default store of agents in one process; nothing is written to disk."""
@@ -191,6 +196,26 @@ def _read_calibrations(function: str, data_dir: Path, stamp: int) -> Calibration
     return stored_calibrations(function, data_dir)
 
 
+def checks_for(engine: Engine) -> Checks:
+    """How caches are held to their tokens, by what was measured on the model."""
+    records = _calibrations(engine.function.digest)
+    return Checks(losses=recorded_losses(records.get), limits=_probe_limits)
+
+
+def _probe_limits(function: str) -> ProbeLimits | None:
+    """The limits of a function; read again when the folder has changed."""
+    data_dir = settings.from_environment().data_dir
+    folder = data_dir / PROBE_FOLDER
+    stamp = folder.stat().st_mtime_ns if folder.is_dir() else 0
+    return _read_probe_limits(function, data_dir, stamp)
+
+
+@lru_cache(maxsize=16)
+def _read_probe_limits(function: str, data_dir: Path, stamp: int) -> ProbeLimits | None:
+    del stamp  # part of the key only
+    return stored_probe_limits(function, data_dir)
+
+
 def watch_for(engine: Engine) -> agent.WatchFor:
     """Which watch the first tokens of an answer get.
 
@@ -278,6 +303,7 @@ def relay_for(
         plan=plan,
         calibrations=calibrated,
         max_lossy_hops=max_lossy_hops,
+        checks=checks_for(engine),
     )
 
 

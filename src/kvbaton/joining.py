@@ -15,7 +15,7 @@ from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair, chosen_rows, mend
 from kvbaton.prompts import Hung, SlicePrompt
 from kvbaton.relay import Relay
-from kvbaton.types import FidelityClass, FunctionId, Route, TokenRun
+from kvbaton.types import FidelityClass, FunctionId, Importance, Route, TokenRun
 
 
 class Join:
@@ -33,6 +33,8 @@ class Join:
         Which positions of slices are computed again; None for none.
     minimum, function
         The least fidelity that is acceptable, and the engine's function.
+    importance
+        How closely slices are looked at: critical ones are computed from their ids.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class Join:
         repair: Repair | None,
         minimum: FidelityClass,
         function: FunctionId,
+        importance: Importance = Importance.ORDINARY,
     ) -> None:
         self.relay, self.engine, self.prompt, self.account = relay, relay.engine, prompt, account
         self.repair, self.minimum, self.function = repair, minimum, function
+        self.importance = importance
         self._missing: list[TokenRun] = []
         self._attached: list[TokenRun] = []
 
@@ -71,6 +75,7 @@ class Join:
             deadline_s=left_s,
             minimum=self.minimum,
             function=self.function,
+            importance=self.importance,
         )
         part = account.enter_slice(taken)
         if part is None:

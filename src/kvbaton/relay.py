@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbaton import codecs
 from kvbaton.arrows import (
@@ -36,7 +36,7 @@ from kvbaton.backing import (
     Taken,
     one_more,
 )
-from kvbaton.checking import Lost, Tally, check_layers
+from kvbaton.checking import Lost, Tally, check_layers, probe_windows
 from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
@@ -44,28 +44,26 @@ from kvbaton.errors import (
     FormatError,
     KvbatonError,
 )
-from kvbaton.opening import NOBODY, Bearer, Opening, keys_of, now_ms
-from kvbaton.pedigree import Kin
+from kvbaton.opening import NOBODY, Bearer, Opening
 from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy import gates
 from kvbaton.prefixes import PrefixIndex
+from kvbaton.publishing import Publisher
 from kvbaton.reasons import located, reason_of
 from kvbaton.seals import TrustDomain
-from kvbaton.seals.statement import sign
 from kvbaton.shipping import AS_IT_IS, Packing, Shipper
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import (
-    EXACT,
     AlignedLayer,
     Baton,
     BatonRef,
     BlockScores,
     DecodedLayer,
     Export,
+    Fidelity,
     FidelityClass,
     FunctionId,
-    Hops,
-    Manifest,
+    Importance,
     Mode,
     Move,
     Reason,
@@ -80,9 +78,12 @@ from kvbaton.types import (
     worst_fidelity,
 )
 from kvbaton.warming import warm_soon
-from kvbaton.wire import manifest, segment, transcript
+from kvbaton.wire import segment
 from kvbaton.wire.binding import check_segment, ref_digests
-from kvbaton.wire.digests import SECRET_BYTES, baton_id
+from kvbaton.wire.digests import SECRET_BYTES
+
+if TYPE_CHECKING:
+    from kvbaton.probes.limits import ProbeLimits
 
 SEGMENT_TOKENS = 256
 """Tokens of a full segment."""
@@ -107,10 +108,13 @@ class Checks:
         purpose leave it out; nothing else should.
     losses
         The measured error of V in layer 0 of what a codec has changed before.
+    limits
+        Measured limits of windows for a function's digest; None where there are none.
     """
 
     tokens: bool = True
     losses: Lost | None = None
+    limits: Callable[[str], ProbeLimits | None] = lambda function: None
 
 
 CHECKED = Checks()
@@ -162,6 +166,7 @@ class Relay:
         self.max_lossy_hops, self.checks = max_lossy_hops, checks
         self.observe: Observer = observer or (lambda event, facts: None)
         self.opening = Opening(store, domain)
+        self.publisher = Publisher(engine, store, domain, self.opening.pedigree, self.observe)
         self.prefixes = PrefixIndex(
             store, domain, engine.layout, segment_tokens=segment_tokens, observe=self.observe
         )
@@ -220,7 +225,7 @@ class Relay:
         ids, cached = source.packed_ids, source.packed_cached
         promised = (ref.promised for ref in shipment.segments)
         fidelity = worst_fidelity(*promised, *(kin.fidelity for kin in parents))
-        listing = self._listing(sender, mode, terms, ids, spans, function, parents)
+        listing = self.publisher.listing(sender, mode, terms, ids, spans, function, parents)
         listing = replace(
             listing,
             cached_tokens=cached,
@@ -234,7 +239,7 @@ class Relay:
             noise=max((packing.noise, *(kin.noise for kin in parents))),
         )
         words = Transcript(ids, text, tuple(dict(m) for m in messages))
-        return self._publish(clock, listing, words, shipment, parents)
+        return self.publisher.publish(clock, listing, words, shipment, parents)
 
     def hand_off_text(
         self,
@@ -269,7 +274,7 @@ class Relay:
         """
         clock = Clock()
         kin = () if to_domain else self.opening.pedigree.parents(parents, self.store)
-        listing = self._listing(
+        listing = self.publisher.listing(
             sender, Mode.CONTINUE, terms, words.ids, spans, self.engine.function, kin
         )
         export = Export(to_domain, secrets.token_hex(SECRET_BYTES)) if to_domain else None
@@ -280,87 +285,7 @@ class Relay:
             export=export,
             redacted=removed,
         )
-        return self._publish(clock, listing, words, Shipment((), 0, 0), kin)
-
-    def _listing(
-        self,
-        sender: str,
-        mode: Mode,
-        terms: Terms | None,
-        ids: Sequence[int],
-        spans: tuple[Span, ...],
-        function: FunctionId,
-        parents: Sequence[Kin],
-    ) -> Manifest:
-        """A manifest of text, before its transcript is known."""
-        signers = {key for kin in parents for key in (kin.signer, *kin.signers) if key}
-        return Manifest(
-            function=function,
-            domain=self.domain.name,
-            sender=sender,
-            mode=mode,
-            created_ms=now_ms(),
-            cached_tokens=0,
-            pending_tokens=len(ids),
-            token_digest="",
-            transcript="",
-            transcript_bytes=0,
-            spans=spans,
-            segments=(),
-            fidelity=EXACT,
-            hops=Hops(),
-            parents=(),
-            terms=terms or Terms(),
-            producer=self.engine.producer,
-            signers=tuple(sorted(signers)),
-        )
-
-    def _publish(
-        self,
-        clock: Clock,
-        listing: Manifest,
-        words: Transcript,
-        shipment: Shipment,
-        parents: Sequence[Kin],
-    ) -> Baton:
-        """Sign and store the manifest, behind its transcript and its parents."""
-        keys = keys_of(listing, self.domain)
-        blob = transcript.encode_transcript(words)
-        listing = replace(
-            listing,
-            token_digest=keys.token_digest(words.ids),
-            transcript=keys.transcript_address(blob),
-            transcript_bytes=len(blob),
-        )
-        with clock.phase("sign"):
-            payload = manifest.encode_manifest(listing)
-            name = baton_id(payload)
-            signer = self.domain.signers.signer(listing.sender, self.domain.name)
-            raw = sign(manifest.PAYLOAD_TYPE, payload, signer)
-        with clock.phase("put"):
-            for kin in parents:  # whoever opens this one looks at them, in this store
-                self._keep(kin.name, kin.envelope)
-            self.store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
-            self.store.put(Key(Kind.BATON, name), [raw])
-        self.observe("baton-stored", {"baton": name})
-        clock.seconds["total"] = clock.elapsed()
-        baton = Baton(
-            ref=BatonRef(name, self.store.url),
-            manifest=listing,
-            transcript=words,
-            signer=signer.keyid,
-            envelope=raw,
-            bytes_written=shipment.bytes_written,
-            bytes_deduplicated=shipment.bytes_deduplicated,
-            seconds=clock.seconds,
-        )
-        self.opening.pedigree.note(Kin.of(baton))
-        return baton
-
-    def _keep(self, name: str, envelope: bytes) -> None:
-        key = Key(Kind.BATON, name)
-        if envelope and not self.store.exists(key):
-            self.store.put(key, [envelope])
+        return self.publisher.publish(clock, listing, words, Shipment((), 0, 0), kin)
 
     # -- take: get -> verify -> decode -> align -> attach ----------------------------------------
 
@@ -393,6 +318,7 @@ class Relay:
         minimum: FidelityClass = FidelityClass.APPROXIMATE,
         function: FunctionId | None = None,
         moves: Sequence[Move] | None = None,
+        importance: Importance = Importance.ORDINARY,
     ) -> Taken:
         """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
 
@@ -416,7 +342,32 @@ class Relay:
         )  # fmt: skip
         if taken.cache is None:
             return taken
-        return replace(taken, route=route, reasons=reasons)
+        taken = replace(taken, route=route, reasons=reasons)
+        sliced = (Fidelity(FidelityClass.APPROXIMATE),) if moves is not None else ()
+        promised = [*sliced, *(ref.promised for ref in baton.manifest.segments)]
+        return self._examined(taken, baton.transcript.ids, promised, importance)
+
+    def _examined(
+        self,
+        taken: Taken,
+        ids: Sequence[int],
+        promised: Sequence[Fidelity],
+        importance: Importance,
+    ) -> Taken:
+        """What was taken, or the text route where the windows of a critical take are odd."""
+        if importance is Importance.ORDINARY:
+            return taken
+        clock, known = Clock(), self.checks.limits(self.engine.function.digest)
+        with clock.phase("probe"):
+            report, wrong = probe_windows(
+                self.engine, taken.cache, ids[: taken.reused], promised, known,
+                importance=importance,
+            )  # fmt: skip
+        clock.add(taken.seconds)
+        probed = taken.probed + (0 if report is None else report.rows)
+        if wrong is None:
+            return replace(taken, probed=probed, seconds=clock.seconds)
+        return Taken(None, 0, Route.TEXT, (wrong,), probed=probed, seconds=clock.seconds)
 
     def _context(
         self,
@@ -455,6 +406,7 @@ class Relay:
         deadline_s: float,
         minimum: FidelityClass = FidelityClass.APPROXIMATE,
         function: FunctionId | None = None,
+        importance: Importance = Importance.ORDINARY,
     ) -> Taken:
         """Attach runs of a baton's cache, turned to positions ``at`` on, behind other tokens.
 
@@ -469,6 +421,9 @@ class Relay:
             Tokens of the receiver's whole prompt.
         """
         moves, reusable = moves_to(runs, at, cached=baton.manifest.cached_tokens)
+        if importance is Importance.CRITICAL:
+            wrong = Reason(ReasonCode.PROBE_IMPOSSIBLE, "a slice cannot be held to its tokens")
+            return Taken(None, 0, Route.TEXT, (wrong,))
         refusal = self.slice_refusal(baton, prompt_tokens)
         if refusal or not moves:
             sentence = refusal or "the slice has no keys and values yet"

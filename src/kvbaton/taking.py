@@ -171,6 +171,7 @@ class Taker:
             minimum=self.terms.minimum,
             function=self.terms.function,
             moves=moves,
+            importance=self.terms.importance,
         )
         cache = account.enter(taken)
         account.parents = (baton.id,)
@@ -305,6 +306,7 @@ class Taker:
             repair=self.terms.repair,
             minimum=self.terms.minimum,
             function=self.terms.function,
+            importance=self.terms.importance,
         ).hang(cache, deadline_s=self.terms.deadline_s)
         account.start = cache.length
         return cache
@@ -407,6 +409,9 @@ def open_all(
             relay.open(one, deadline_s=deadline_s, bearer=bearer)
             for one, bearer in zip(references, several, strict=True)
         ]
+    warnings = tuple(warning for one in found for warning in one.warnings)
+    if not gate.filters:
+        return found, (), warnings
     reasons: tuple[Reason, ...] = ()
     opened = []
     with clock.phase("filter"):
@@ -414,7 +419,7 @@ def open_all(
             baton, why = gate.arriving(one)
             opened.append(baton)
             reasons += why
-    return opened, reasons, tuple(warning for one in found for warning in one.warnings)
+    return opened, reasons, warnings
 
 
 def not_opened(error: NotTrusted | BatonUnavailable | Filtered) -> tuple[Outcome, Reason]:

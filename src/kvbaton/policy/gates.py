@@ -23,6 +23,7 @@ from kvbaton.types import (
     Verdict,
     worst_fidelity,
 )
+from kvbaton.wire.limits import MAX_HOPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,12 @@ def hops(manifest: Manifest, context: TakeContext) -> Verdict:
     limit, lossy = context.max_lossy_hops, manifest.hops.lossy
     if limit is None or lossy <= limit:
         return Allow()
+    if lossy >= MAX_HOPS:
+        return _deny(
+            ReasonCode.HOPS,
+            "the lossy hand-offs since the last exact prefill cannot be counted: a parent is "
+            "missing",
+        )
     return _deny(
         ReasonCode.HOPS,
         f"{lossy} lossy or approximate hand-offs since the last exact prefill, and at most "

@@ -1,0 +1,125 @@
+"""Publishing a baton: its transcript, its parents, and last its signed manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvbaton.backing import Shipment
+from kvbaton.clock import Clock
+from kvbaton.engines.base import Engine
+from kvbaton.opening import keys_of, now_ms
+from kvbaton.pedigree import Kin, Pedigree
+from kvbaton.seals import TrustDomain
+from kvbaton.seals.statement import sign
+from kvbaton.stores import Key, Kind, Store
+from kvbaton.types import (
+    EXACT,
+    Baton,
+    BatonRef,
+    FunctionId,
+    Hops,
+    Manifest,
+    Mode,
+    Span,
+    Terms,
+    Transcript,
+)
+from kvbaton.wire import manifest, transcript
+from kvbaton.wire.digests import baton_id
+
+
+class Publisher:
+    """Signs and stores the batons of one relay; parameters as there."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        domain: TrustDomain,
+        pedigree: Pedigree,
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self.engine, self.store, self.domain = engine, store, domain
+        self.pedigree, self.observe = pedigree, observe
+
+    def listing(
+        self,
+        sender: str,
+        mode: Mode,
+        terms: Terms | None,
+        ids: Sequence[int],
+        spans: tuple[Span, ...],
+        function: FunctionId,
+        parents: Sequence[Kin],
+    ) -> Manifest:
+        """A manifest of text, before its transcript is known."""
+        signers = {key for kin in parents for key in (kin.signer, *kin.signers) if key}
+        return Manifest(
+            function=function,
+            domain=self.domain.name,
+            sender=sender,
+            mode=mode,
+            created_ms=now_ms(),
+            cached_tokens=0,
+            pending_tokens=len(ids),
+            token_digest="",
+            transcript="",
+            transcript_bytes=0,
+            spans=spans,
+            segments=(),
+            fidelity=EXACT,
+            hops=Hops(),
+            parents=(),
+            terms=terms or Terms(),
+            producer=self.engine.producer,
+            signers=tuple(sorted(signers)),
+        )
+
+    def publish(
+        self,
+        clock: Clock,
+        listing: Manifest,
+        words: Transcript,
+        shipment: Shipment,
+        parents: Sequence[Kin],
+    ) -> Baton:
+        """Sign and store the manifest, behind its transcript and its parents."""
+        keys = keys_of(listing, self.domain)
+        blob = transcript.encode_transcript(words)
+        listing = replace(
+            listing,
+            token_digest=keys.token_digest(words.ids),
+            transcript=keys.transcript_address(blob),
+            transcript_bytes=len(blob),
+        )
+        with clock.phase("sign"):
+            payload = manifest.encode_manifest(listing)
+            name = baton_id(payload)
+            signer = self.domain.signers.signer(listing.sender, self.domain.name)
+            raw = sign(manifest.PAYLOAD_TYPE, payload, signer)
+        with clock.phase("put"):
+            for kin in parents:  # whoever opens this one looks at them, in this store
+                self._keep(kin.name, kin.envelope)
+            self.store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
+            self.store.put(Key(Kind.BATON, name), [raw])
+        self.observe("baton-stored", {"baton": name})
+        clock.seconds["total"] = clock.elapsed()
+        baton = Baton(
+            ref=BatonRef(name, self.store.url),
+            manifest=listing,
+            transcript=words,
+            signer=signer.keyid,
+            envelope=raw,
+            bytes_written=shipment.bytes_written,
+            bytes_deduplicated=shipment.bytes_deduplicated,
+            seconds=clock.seconds,
+        )
+        self.pedigree.note(Kin.of(baton))
+        return baton
+
+    def _keep(self, name: str, envelope: bytes) -> None:
+        key = Key(Kind.BATON, name)
+        if envelope and not self.store.exists(key):
+            self.store.put(key, [envelope])

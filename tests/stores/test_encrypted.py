@@ -1,8 +1,11 @@
 """What encryption promises: frames bound to their place, refused when anything is off."""
 
 import itertools
+import struct
 
 import pytest
+from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.samples import file_bytes, run_segment
@@ -90,6 +93,38 @@ def test_equal_objects_give_equal_bytes():
     assert (
         stored(put(parts=[header, *(body[i : i + 7] for i in range(0, len(body), 7))])) == expected
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "parts", "digest"),
+    [
+        (KEY, SEGMENT.parts, "95deccd2fc635fb515111e9001cb4a0f1f19a3263d2395e257faea7c4110c9c3"),
+        (BATON, [TEXT], "a0c26daeab26cd9ede73656e22103426771f17cce05eac46b66295331aa31654"),
+    ],
+)
+def test_the_format_is_the_one_that_is_written_down(key, parts, digest):
+    """Stored bytes stay what they are: a change here is a change of the format."""
+    assert blake3(stored(put(key, parts), key)).hexdigest() == digest
+
+
+def test_the_specification_is_enough_to_decrypt_an_object():
+    """docs/spec/encryption.md, followed step by step without any of our code."""
+    data, place = stored(put(BATON, [TEXT]), BATON), str(BATON).encode()
+
+    def derived(secret, purpose):
+        return blake3(secret, derive_key_context=f"kvbaton format 1 {purpose}").digest()
+
+    secret = derived(bytes(range(32)), "encryption")
+    table = data[:16] + data[48:88]
+    framed = len(place).to_bytes(4, "little") + place + table
+    assert data[:12] == b"kvbaton-enc\x01" and data[12:16] == bytes([1, 0, 0, 0])
+    assert blake3(framed, key=derived(secret, "encrypted table")).digest() == data[16:48]
+    size, digest = int.from_bytes(data[48:56], "little"), data[56:88]
+    described = place + struct.pack("<IIQI", 0, 1, size, len(place))
+    drawn = blake3(digest + described, key=derived(secret, "frame key")).digest(length=44)
+    plain = AESGCM(drawn[:32]).decrypt(drawn[32:], data[88:], None)
+    assert plain == TEXT and len(plain) == size
+    assert blake3(plain + described, key=derived(secret, "frame digest")).digest() == digest
 
 
 def test_nothing_of_the_plaintext_is_stored():

@@ -27,8 +27,8 @@ SHAPES = {
     "list": """{"store",
  "batons": [{"baton", "bytes", "sender", "receiver", "mode", "domain", "created_ms", "age_s",
   "tokens", "cached_tokens", "pending_tokens", "segments", "fidelity"}]
-  or, by --kind, "segments", "transcripts" or "prefixes": [{"name", "bytes", "unused_s"}],
- "totals": {"segments", "batons", "transcripts", "prefixes": {"objects", "bytes"}, "bytes"}}
+  or, by --kind, "segments", "transcripts", "prefixes" or "spent": [{"name", "bytes", "unused_s"}],
+ "totals": {"segments", "batons", "transcripts", "prefixes", "spent": {"objects", "bytes"}, "bytes"}}
 A damaged baton has "baton", "bytes" and "error"."""
 }
 """What ``--json`` prints, for the reference."""
@@ -42,7 +42,10 @@ def register(app: typer.Typer) -> None:
 def list_(
     store: StoreOption = None,
     kind: Annotated[
-        Kind, typer.Option("--kind", metavar="KIND", help="batons, segments, transcripts, prefixes")
+        Kind,
+        typer.Option(
+            "--kind", metavar="KIND", help="batons, segments, transcripts, prefixes, spent"
+        ),
     ] = Kind.BATON,
     as_json: JsonFlag = False,
 ) -> None:

@@ -49,8 +49,10 @@ class DomainCipher:
 
     def digest(self, frame: Frame, plain: Buffer) -> bytes:
         """See :meth:`FrameCipher.digest`."""
-        hasher = blake3(_described(frame), key=self._digest)
-        hasher.update(plain)
+        # The plaintext first: what stands before it would move it off BLAKE3's boundaries, at
+        # half the speed.
+        hasher = blake3(plain, key=self._digest)
+        hasher.update(_described(frame))
         return hasher.digest()
 
     def encrypt(self, frame: Frame, plain: Buffer, out: memoryview) -> None:
@@ -69,7 +71,7 @@ class DomainCipher:
         return True
 
     def _cipher(self, frame: Frame) -> tuple[AESGCM, bytes]:
-        described = _described(frame) + frame.digest
+        described = frame.digest + _described(frame)
         drawn = blake3(described, key=self._frame).digest(length=_KEY_BYTES + _NONCE_BYTES)
         return AESGCM(drawn[:_KEY_BYTES]), drawn[_KEY_BYTES:]
 
@@ -79,5 +81,6 @@ def _derived(key: bytes, purpose: str) -> bytes:
 
 
 def _described(frame: Frame) -> bytes:
+    """Read from its end, it says where everything before it begins."""
     fixed = _PLACE.pack(frame.index, frame.count, frame.size_bytes, len(frame.place))
-    return fixed + frame.place
+    return frame.place + fixed

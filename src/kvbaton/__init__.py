@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from kvbaton.context import Context
     from kvbaton.conversation import Turn
     from kvbaton.engines.transformers.sampling import Sampling
-    from kvbaton.errors import KvbatonError
+    from kvbaton.errors import (
+        BatonUnavailable,
+        Filtered,
+        KvbatonError,
+        NotTrusted,
+        TrustFault,
+    )
+    from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
     from kvbaton.relay import Relay
-    from kvbaton.seals import TrustDomain, local_domain
+    from kvbaton.seals import SealScheme, TrustDomain, local_domain
     from kvbaton.stores import open_store
     from kvbaton.triggers import end_of_turn, marker, predicate, router, tool_call
     from kvbaton.types import Baton, BatonRef, Receipt
@@ -27,13 +34,22 @@ _HOMES = {
     "Agent": "api",
     "Baton": "types",
     "BatonRef": "types",
+    "BatonUnavailable": "errors",
     "Context": "context",
+    "Filtered": "errors",
     "KvbatonError": "errors",
+    "NotTrusted": "errors",
+    "Passed": "policy.filters",
+    "PatternFilter": "policy.filters",
     "Receipt": "types",
+    "Redact": "policy.filters",
+    "Refuse": "policy.filters",
     "Relay": "relay",
     "Repair": "alignment.recompute",
     "Sampling": "engines.transformers.sampling",
+    "SealScheme": "seals",
     "TrustDomain": "seals",
+    "TrustFault": "errors",
     "Turn": "conversation",
     "attach_cache": "api",
     "end_of_turn": "triggers",
@@ -53,13 +69,22 @@ __all__ = [
     "Agent",
     "Baton",
     "BatonRef",
+    "BatonUnavailable",
     "Context",
+    "Filtered",
     "KvbatonError",
+    "NotTrusted",
+    "Passed",
+    "PatternFilter",
     "Receipt",
+    "Redact",
+    "Refuse",
     "Relay",
     "Repair",
     "Sampling",
+    "SealScheme",
     "TrustDomain",
+    "TrustFault",
     "Turn",
     "attach_cache",
     "end_of_turn",

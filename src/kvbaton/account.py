@@ -99,6 +99,7 @@ class Account:
             mode=self.mode,
             route=self.route,
             baton=baton.id if baton is not None else None,
+            signer=baton.signer if baton is not None else "",
             reasons=self.reasons,
             warnings=self.warnings,
             context_tokens=context_tokens,

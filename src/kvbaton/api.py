@@ -28,6 +28,8 @@ from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is
 from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, InputError, SettingsError
+from kvbaton.policy.filter_files import filters_from_toml
+from kvbaton.policy.filters import TextFilter
 from kvbaton.probes.first_tokens import WatchRange, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain, local_domain
@@ -166,6 +168,18 @@ def receipt_log() -> agent.Log | None:
     return lambda receipt: _append(path, json.dumps(receipt.to_json(), allow_nan=False) + "\n")
 
 
+def default_filters() -> tuple[TextFilter, ...]:
+    """The text filters of the file that the settings name; none where they name none.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or holds something else; ``at`` is the path into it.
+    """
+    path = settings.from_environment().filters
+    return () if path is None else filters_from_toml(path)
+
+
 def _append(path: Path, line: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
@@ -200,6 +214,11 @@ def checks_for(engine: Engine) -> Checks:
     """How caches are held to their tokens, by what was measured on the model."""
     records = _calibrations(engine.function.digest)
     return Checks(losses=recorded_losses(records.get), limits=_probe_limits)
+
+
+def probe_limits(engine: Engine) -> ProbeLimits | None:
+    """Limits of windows that were measured on a model."""
+    return _probe_limits(engine.function.digest)
 
 
 def _probe_limits(function: str) -> ProbeLimits | None:
@@ -475,6 +494,9 @@ class Agent(agent.Agent):
         Lossy or approximate hand-offs in a row after which the agent prefills the ids.
     log
         Called with every receipt; by default it goes to the file that the settings name, if any.
+    filters
+        Asked for the text of a cache before it is handed off and before it is taken; by default
+        those of the file that the settings name, if any.
     """
 
     def __init__(  # noqa: PLR0913 - all but two have defaults and are named
@@ -491,6 +513,7 @@ class Agent(agent.Agent):
         profile: str = EXACT_PROFILE,
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         log: agent.Log | None = None,
+        filters: Sequence[TextFilter] | None = None,
     ) -> None:
         preamble = context.text if isinstance(context, Context) else context
         super().__init__(
@@ -504,4 +527,5 @@ class Agent(agent.Agent):
             deadline_s=settings.from_environment().deadline_s,
             log=log or receipt_log(),
             watch_for=watch_for(engine),
+            filters=default_filters() if filters is None else filters,
         )

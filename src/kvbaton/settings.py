@@ -57,6 +57,8 @@ class Settings:
     key_passphrase_file
         File (0600) with the passphrase of the private keys, or None; the passphrase itself would
         leak to every child process.
+    filters
+        TOML file of text filters that every hand-off and take is held to, or None.
     offline
         Never ask the Hugging Face hub (its own variable, ``HF_HUB_OFFLINE``).
     """
@@ -67,6 +69,7 @@ class Settings:
     domain: str = "local"
     deadline_s: float = DEFAULT_DEADLINE_S
     receipts: Path | None = None
+    filters: Path | None = None
     key_passphrase_file: Path | None = None
     offline: bool = False
 
@@ -122,6 +125,7 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "KVBATON_DOMAIN": ("domain", _domain),
     "KVBATON_DEADLINE_S": ("deadline_s", _seconds),
     "KVBATON_RECEIPTS": ("receipts", _path),
+    "KVBATON_FILTERS": ("filters", _path),
     "KVBATON_KEY_PASSPHRASE_FILE": ("key_passphrase_file", _path),
     "HF_HUB_OFFLINE": ("offline", _flag),
 }

@@ -485,7 +485,7 @@ class Receipt:
     phase (``get``, ``verify``, ``decode``, ``align``, ``attach``, ``first_forward``, ``ttft``,
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
     position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
-    slices of several were; ``baton`` is the first.  ``labels`` are the caller's own, such as the
+    slices of several were; ``baton`` is the first, and ``signer`` the id of the key that signed it.  ``labels`` are the caller's own, such as the
     conversation and the arm of an experiment.  ``created_ms`` is when the answer was finished, in
     milliseconds since the epoch.
     """
@@ -498,6 +498,7 @@ class Receipt:
     route: Route
     baton: str | None = None
     batons: tuple[str, ...] = ()
+    signer: str = ""
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[Reason, ...] = ()
     context_tokens: int = 0
@@ -527,6 +528,7 @@ class Receipt:
             "model": self.model,
             "baton": self.baton,
             "batons": list(self.batons),
+            "signer": self.signer,
             "outcome": self.outcome.value,
             "mode": self.mode.value,
             "route": self.route.value,

@@ -19,6 +19,7 @@ from kvbaton.cli.options import (
     ProfileOption,
     StoreOption,
     SystemOption,
+    duration_s,
 )
 from kvbaton.cli.output import JsonFlag, Output, bytes_text
 from kvbaton.codecs.calibration import EXACT_PROFILE
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from kvbaton.api import Agent
     from kvbaton.conversation import Turn
 
-PHASES = ("export", "encode", "seal", "put")
+PHASES = ("export", "encode", "seal", "sign", "put")
 SHAPES = {
     "export": """{"baton", "store", "tokens", "segments", "bytes_written",
- "seconds": {"export", "encode", "seal", "put"}}"""
+ "seconds": {"export", "encode", "seal", "sign", "put"}}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -97,6 +98,30 @@ def export(
         ),
     ] = False,
     profile: ProfileOption = EXACT_PROFILE,
+    noise: Annotated[
+        float,
+        typer.Option(
+            "--noise",
+            metavar="LEVEL",
+            min=0.0,
+            help="Add noise of this relative size to keys and values. It guarantees nothing.",
+        ),
+    ] = 0.0,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            "--expires", metavar="TIME", help="Nobody may take it after this time: 30s, 10m, 2h."
+        ),
+    ] = None,
+    to_domain: Annotated[
+        str | None,
+        typer.Option(
+            "--to-domain",
+            metavar="NAME",
+            help="For another trust domain: a signed baton of text only, without the system "
+            "prompt and reasoning.",
+        ),
+    ] = None,
     instruction: Annotated[
         str,
         typer.Option("--instruction", metavar="TEXT", help="What the receiver is to do."),
@@ -139,7 +164,16 @@ def export(
         turn = _read(agent, None if shared else text, max_new_tokens, sliced=mode is Mode.SLICE)
         step.say("storing the cache")
         terms = Terms(instruction, summary, goal, round_, receiver)
-        baton = agent.hand_off(turn, mode=mode, importance=importance, **chosen, **asdict(terms))
+        baton = agent.hand_off(
+            turn,
+            mode=mode,
+            importance=importance,
+            noise=noise,
+            expires_s=None if expires is None else duration_s(expires, "--expires"),
+            to_domain=to_domain,
+            **chosen,
+            **asdict(terms),
+        )
     output.result(_to_json(baton), lambda console: _show(output, console, baton))
 
 

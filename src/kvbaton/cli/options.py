@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from kvbaton.errors import InputError
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([0-9]{1,9})([smhd]?)")
 
 
 class Dtype(StrEnum):
@@ -49,3 +55,19 @@ ProfileOption = Annotated[
         "own; all but exact must have been measured on the model (kvbaton tune-codec).",
     ),
 ]
+
+
+def duration_s(text: str, option: str) -> int:
+    """Seconds of a time such as ``30s``, ``10m``, ``2h`` or ``7d``.
+
+    Raises
+    ------
+    InputError
+        It is none; ``at`` is the option.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise InputError(
+            f"{option} is {text[:40]!r}, and must be a time", at=option, hint="30s, 10m, 2h or 7d"
+        )
+    return int(found.group(1)) * _UNITS_S[found.group(2)]

@@ -17,21 +17,21 @@ from kvbaton.cli.options import Dtype, DtypeOption, ModelOption, StoreOption, Sy
 from kvbaton.cli.output import JsonFlag, Output, bytes_text, print_table, visible
 from kvbaton.errors import EmptyInput, InputError
 from kvbaton.policy.fitting import FitStrategy
-from kvbaton.types import JSON, BatonRef, Mode, Reason, Receipt
+from kvbaton.types import JSON, BatonRef, Importance, Mode, Reason, Receipt
 
 if TYPE_CHECKING:
     from kvbaton.conversation import Turn
 
-PHASES = ("get", "verify", "decode", "align", "attach", "first_forward", "ttft")
+PHASES = ("get", "verify", "decode", "probe", "align", "attach", "first_forward", "ttft")
 MAX_NEW_TOKENS = 256
 SHAPES = {
     "take": """{"output",
- "receipt": {"id", "agent", "model", "baton", "batons", "outcome", "mode", "route",
+ "receipt": {"id", "agent", "model", "baton", "batons", "signer", "outcome", "mode", "route",
   "reasons": [{"code", "sentence", "at"?}], "warnings": [{"code", "sentence", "at"?}],
   "context_tokens", "reused_tokens", "pending_tokens", "computed_tokens", "generated_tokens",
   "probe_tokens", "recomputed_token_layers", "bytes_moved", "bytes_deduplicated",
-  "seconds": {"get", "verify", "decode", "align", "attach", "first_forward", "ttft", "shown",
-   "total"},
+  "seconds": {"get", "filter"?, "verify", "decode", "probe"?, "align", "attach", "first_forward",
+   "ttft", "shown", "total"},
   "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
   "freshness", "first_divergence", "finish", "labels", "created_ms"}}"""
 }
@@ -115,6 +115,24 @@ def take(
             "summary (the sender's).",
         ),
     ] = FitStrategy.REFUSE,
+    importance: Annotated[
+        Importance,
+        typer.Option(
+            "--importance",
+            metavar="HOW",
+            help="ordinary, or critical: compute some tokens again on top of the cache, and go by "
+            "text where they differ.",
+        ),
+    ] = Importance.ORDINARY,
+    ticket: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ticket",
+            metavar="TICKET",
+            help="The sender's permission (kvbaton ticket), where the trust domain asks for one; "
+            "given once for each baton.",
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail instead of answering without the baton's cache.")
     ] = False,
@@ -163,6 +181,8 @@ def take(
             mode=mode,
             deadline_s=limit_s,
             strict=strict,
+            importance=importance,
+            ticket=ticket,
             overflow=overflow,
             repair=DEFAULT_REPAIR if repair is None else repair,
             max_new_tokens=max_new_tokens,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 
 from kvbaton.cli import places
-from kvbaton.cli.options import BatonArgument, StoreOption
+from kvbaton.cli.options import BatonArgument, StoreOption, duration_s
 from kvbaton.cli.output import JsonFlag, Output
-from kvbaton.errors import InputError
 from kvbaton.reasons import unavailable
 from kvbaton.seals import TrustDomain
 from kvbaton.seals.tickets import check_ticket
@@ -23,9 +21,6 @@ SHAPES = {
  "expires_ms"}"""
 }
 """What ``--json`` prints, for the reference."""
-
-_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"([0-9]{1,9})([smhd]?)")
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +57,7 @@ def ticket(
     listing = _manifest(opened, domain, baton)
     from kvbaton.opening import Opening, now_ms
 
-    after_s, expires_s = _seconds(not_before, "--not-before"), _seconds(expires, "--expires")
+    after_s, expires_s = duration_s(not_before, "--not-before"), duration_s(expires, "--expires")
     text = Opening(opened, domain).ticket(
         baton, listing.sender, audience, uses=uses, expires_s=expires_s, after_s=after_s
     )
@@ -97,12 +92,3 @@ def _manifest(opened: Store, domain: TrustDomain, baton: str) -> Manifest:
     listing, _ = read_manifest(raw, baton, domain)
     require_domain(listing, domain)
     return listing
-
-
-def _seconds(text: str, option: str) -> int:
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise InputError(
-            f"{option} is {text[:40]!r}, and must be a time", at=option, hint="30s, 10m, 2h or 7d"
-        )
-    return int(found.group(1)) * _UNITS_S[found.group(2)]

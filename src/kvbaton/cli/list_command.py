@@ -28,7 +28,8 @@ SHAPES = {
  "batons": [{"baton", "bytes", "sender", "receiver", "mode", "domain", "created_ms", "age_s",
   "tokens", "cached_tokens", "pending_tokens", "segments", "fidelity"}]
   or, by --kind, "segments", "transcripts", "prefixes" or "spent": [{"name", "bytes", "unused_s"}],
- "totals": {"segments", "batons", "transcripts", "prefixes", "spent": {"objects", "bytes"}, "bytes"}}
+ "totals": {"segments", "batons", "transcripts", "prefixes", "spent": {"objects", "bytes"},
+  "bytes"}}
 A damaged baton has "baton", "bytes" and "error"."""
 }
 """What ``--json`` prints, for the reference."""

@@ -485,9 +485,9 @@ class Receipt:
     phase (``get``, ``verify``, ``decode``, ``align``, ``attach``, ``first_forward``, ``ttft``,
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
     position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
-    slices of several were; ``baton`` is the first, and ``signer`` the id of the key that signed it.  ``labels`` are the caller's own, such as the
-    conversation and the arm of an experiment.  ``created_ms`` is when the answer was finished, in
-    milliseconds since the epoch.
+    slices of several were; ``baton`` is the first, and ``signer`` the id of the key that signed
+    it.  ``labels`` are the caller's own, such as the conversation and the arm of an experiment.
+    ``created_ms`` is when the answer was finished, in milliseconds since the epoch.
     """
 
     id: str

@@ -262,6 +262,7 @@ class _Plan:
                     address=key.name,
                     keys=self._domain.keys,
                     storage=codecs.storage,
+                    first_bytes=reader.head_bytes,
                 )
         except (FormatError, NotFound):
             return None

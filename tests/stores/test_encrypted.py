@@ -26,6 +26,7 @@ from kvbaton.wire.frames import (
     stored_bytes,
     table_end,
 )
+from kvbaton.wire.segment import read_header
 
 CIPHER = DomainCipher(DomainKeys(bytes(range(32))))
 OTHER = DomainCipher(DomainKeys(bytes(range(1, 33))))
@@ -239,6 +240,17 @@ def test_one_range_asks_for_one_frame(monkeypatch):
     assert watched.count("read") == opened + 1
     assert call.size_bytes == part.stop - part.start + TAG_BYTES
     assert call.offset + call.size_bytes == stored_bytes(FRAMES, len(PLAIN))
+
+
+def test_a_header_is_read_without_the_first_layer():
+    """Its end is the end of a frame, and readers say so."""
+    watched = FaultyStore(put())
+    with EncryptedStore(watched, CIPHER).open(KEY) as reader:
+        header = read_header(
+            reader.read, file_size=reader.size_bytes, first_bytes=reader.head_bytes
+        )
+    assert header == SEGMENT.header
+    assert watched.count("read") == 1  # the table; the header came with it
 
 
 def test_an_object_is_read_and_its_table_believed_by_one_request():

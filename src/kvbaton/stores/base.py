@@ -77,9 +77,14 @@ class Entry:
 
 
 class Reader(ABC):
-    """An open object: reads ranges into the caller's memory.  A context manager."""
+    """An open object: reads ranges into the caller's memory.  A context manager.
+
+    ``size_bytes`` are its bytes, ``head_bytes`` those at its beginning that are as good as free
+    once the first is read.
+    """
 
     size_bytes: int
+    head_bytes: int = 16 << 10
 
     @abstractmethod
     def read_into(self, offset: int, buffer: memoryview) -> None:

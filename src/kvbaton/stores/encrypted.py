@@ -203,6 +203,7 @@ class _EncryptedReader(Reader):
             sentence = f"{key} cannot be decrypted: {error.sentence}"
             raise undecryptable(sentence, error.at, error.hint) from error
         self.size_bytes = self._table.size_bytes
+        self.head_bytes = self._table.frames[0].size_bytes
         self._stored = memoryview(b"")
         self._last: tuple[int, memoryview] | None = None
 

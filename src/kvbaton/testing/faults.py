@@ -297,6 +297,7 @@ def _corrupt(view: memoryview, offset: int, effects: Sequence[Shorten | Corrupt]
 class _FaultyReader(Reader):
     def __init__(self, store: FaultyStore, key: Key, inner: Reader, size_bytes: int) -> None:
         self.size_bytes = size_bytes
+        self.head_bytes = inner.head_bytes
         self._store = store
         self._key = key
         self._inner = inner

@@ -60,7 +60,7 @@ _OPENING = f'{{"{_METADATA}":{{"kvbaton":"'
 _decoder = json.JSONDecoder()
 _quote = json.encoder.encode_basestring_ascii
 _OURS = frozenset({"kvbaton"})
-_FIRST_READ_BYTES = 16 << 10
+FIRST_READ_BYTES = 16 << 10
 
 
 # --- parse -------------------------------------------------------------------------------------
@@ -144,9 +144,13 @@ def read_header(
     address: str | None = None,
     keys: DomainKeys | None = None,
     storage: Storage = raw_storage,
+    first_bytes: int = FIRST_READ_BYTES,
 ) -> SegmentHeader:
-    """:func:`parse_header` over ``read(offset, size_bytes)``, such as a store reader's method."""
-    start = read(0, min(file_size, _FIRST_READ_BYTES))
+    """:func:`parse_header` over ``read(offset, size_bytes)``, such as a store reader's method.
+
+    ``first_bytes`` are read at once, in the hope that the header is not longer.
+    """
+    start = read(0, min(file_size, first_bytes))
     length = header_length(start, file_size=file_size)
     whole = memoryview(start)[:length] if length <= len(start) else read(0, length)
     return parse_header(whole, file_size=file_size, address=address, keys=keys, storage=storage)

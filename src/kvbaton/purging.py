@@ -33,6 +33,7 @@ BEYOND_REACH = (
     "copies in other stores, backups and snapshots",
     "blocks of the disk that were freed and not yet overwritten, or remapped by an SSD",
     "the memory and the swap space of processes that have taken the baton",
+    "text that was made of it for other trust domains, and answers",
     "the baton's id in the manifests of its descendants, in receipts and in logs",
 )
 """What no purge reaches.  With encryption, destroying the domain's key covers the first two."""
@@ -180,14 +181,21 @@ def purge(
 
 def _verified(store: Store, domain: TrustDomain) -> dict[str, Manifest]:
     """Manifests of all batons that a trusted key has signed."""
-    found = {}
-    for entry in store.list(Kind.BATON):
+    listings = {e.key.name: _listing(store, domain, e.key) for e in store.list(Kind.BATON)}
+    return {name: listing for name, listing in listings.items() if listing is not None}
+
+
+def _listing(store: Store, domain: TrustDomain, key: Key) -> Manifest | None:
+    """A verified manifest; what was made for other domains is not encrypted with this one's key."""
+    for place in (store, bare(store)):
         try:
-            raw = store.get(entry.key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
-            found[entry.key.name], _ = read_manifest(raw, entry.key.name, domain)
+            raw = place.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            listing, _ = read_manifest(raw, key.name, domain)
         except (NotTrusted, NotFound, FormatError, BatonUnavailable):
             continue
-    return found
+        if place is store or listing.export is not None:
+            return listing
+    return None
 
 
 def _going(baton: str, listings: Mapping[str, Manifest], *, descendants: bool) -> tuple[str, ...]:
@@ -247,7 +255,8 @@ class _Plan:
     def _read(self, listing: Manifest) -> tuple[int, ...]:
         """Ids of a baton's transcript, none where it is gone or damaged."""
         try:
-            return read_transcript(self._store, listing, self._domain).ids
+            place = self._store if listing.export is None else bare(self._store)
+            return read_transcript(place, listing, self._domain).ids
         except BatonUnavailable as error:
             if isinstance(error.__cause__, FormatError | NotFound):
                 return ()

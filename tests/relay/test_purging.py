@@ -195,6 +195,21 @@ def test_windows_that_say_nothing_are_not_looked_for(agent_of: Any, root: Path) 
     assert Key(Kind.BATON, other.id) not in report.deleted
 
 
+def test_text_for_another_domain_is_purged_like_anything_else(
+    agents: Any, agent_of: Any, domain: TrustDomain, root: Path
+) -> None:
+    """It lies there without this domain's encryption, and is verified all the same."""
+    kept = hand_off(agents("a"))
+    sender = agent_of("a", store=DirectoryStore(root), domain=domain_of())
+    turn = sender.run(LONG, max_new_tokens=5)
+    abroad = sender.hand_off(turn, to_domain="abroad")
+    report = purge(DirectoryStore(root), domain, abroad.id)
+    assert report.proven and report.unverified == ()
+    assert {key.kind for key in report.deleted} >= {Kind.BATON, Kind.TRANSCRIPT}
+    assert Key(Kind.TRANSCRIPT, abroad.manifest.transcript) in report.deleted
+    assert names(DirectoryStore(root))[Kind.BATON] == {kept.id}
+
+
 @pytest.mark.parametrize("name", ["00" * 32, "f" * 64])
 def test_a_baton_that_is_not_there_is_named(domain: TrustDomain, root: Path, name: str) -> None:
     """Nothing is deleted for a wrong id."""

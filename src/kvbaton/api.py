@@ -139,15 +139,15 @@ _making_domain = threading.Lock()
 
 
 @cache
-def _domain(folder: str, name: str) -> TrustDomain:
-    return local_domain(Path(folder), name)
+def _domain(folder: Path, name: str, passphrase_file: Path | None) -> TrustDomain:
+    return local_domain(folder, name, passphrase_file=passphrase_file)
 
 
 def default_domain() -> TrustDomain:
     """The trust domain that the settings name; its key is made on first use."""
     chosen = settings.from_environment()
     with _making_domain:
-        return _domain(str(chosen.domains), chosen.domain)
+        return _domain(chosen.domains, chosen.domain, chosen.key_passphrase_file)
 
 
 def receipt_log() -> agent.Log | None:

@@ -146,7 +146,7 @@ class Opening:
             not_before_ms=start + _ms(after_s, "$.after_s"),
             expires_ms=start + _ms(expires_s, "$.expires_s"),
             uses=uses,
-            signer=self.domain.signers.signer(issuer, self.domain.name),
+            signer=self.domain.signers.signer(issuer, self.domain.name, Purpose.TICKET),
         )
 
     def _ticket(self, name: str, listing: Manifest, bearer: Bearer) -> Ticket | None:

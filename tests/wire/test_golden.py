@@ -80,6 +80,11 @@ TABLES = {
     "Ways a transcript can be bad": (BATON_PAGE, TRANSCRIPT_CASES),
     "Ways a prefix record can be bad": (BATON_PAGE, PREFIX_CASES),
 }
+ELSEWHERE = {
+    Fault.BINDING: SPEC.parent / "guides" / "probes.md",
+    Fault.DECRYPTION: SPEC / "encryption.md",
+}
+"""Faults of other documents than those of this folder, which have tests of their own."""
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -92,12 +97,14 @@ def test_every_fault_on_the_page_has_a_test(heading: str) -> None:
 def test_no_fault_is_left_out() -> None:
     """Each fault that there is stands in one of the tables."""
     found = {fault for heading, (page, _) in TABLES.items() for fault in faults_of(page, heading)}
-    assert found == {str(fault) for fault in Fault}
+    for fault, page in ELSEWHERE.items():
+        assert f"`{fault}`" in page.read_text("utf-8")
+    assert found | {str(fault) for fault in ELSEWHERE} == {str(fault) for fault in Fault}
 
 
 def test_the_pages_state_the_limits() -> None:
     """Every limit that the code holds bytes to is printed in the specification by its value."""
-    pages = SEGMENT_PAGE + BATON_PAGE
+    pages = "".join(page.read_text("utf-8") for page in sorted(SPEC.glob("*.md")))
     for name in dir(limits):
         if name.startswith("MAX_"):
             assert f"| `{name}` | {getattr(limits, name):,} |" in pages, name

@@ -16,6 +16,7 @@ from tests.wire.samples import spell
 
 from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
 from kvbaton.types import (
+    Export,
     Fidelity,
     FidelityClass,
     FunctionId,
@@ -93,6 +94,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
         producer=draw(TABLE),
         ref=draw(st.just("") | NAME),
         sequence=draw(st.integers(-1, 1 << 40)),
+        expires_ms=draw(st.integers(0, (1 << 63) - 1)),
+        signers=tuple(sorted(draw(st.sets(HEX, max_size=3)))),
+        noise=draw(st.just(0.0) | st.floats(1e-6, 10.0)),
     )
 
 
@@ -115,6 +119,64 @@ def test_a_baton_without_segments_is_text_only() -> None:
     """A manifest may list no segment: its receiver has the ids alone."""
     manifest = replace(MANIFEST, cached_tokens=0, pending_tokens=6, segments=())
     assert parse_manifest(encode_manifest(manifest)) == manifest
+
+
+TEXT_ONLY = replace(MANIFEST, cached_tokens=0, pending_tokens=6, segments=())
+SALT = "5a" * 32
+
+
+@given(NAME, HEX, st.lists(NAME, max_size=3))
+def test_what_is_made_for_another_domain_comes_back(
+    domain: str, salt: str, names: list[str]
+) -> None:
+    """A text-only baton says for whom it is, and what was taken out of it."""
+    manifest = replace(TEXT_ONLY, export=Export(domain, salt), redacted=tuple(names))
+    assert parse_manifest(encode_manifest(manifest)) == manifest
+
+
+@pytest.mark.parametrize("change", [{"export": Export("others", SALT)}, {"redacted": ("system",)}])
+def test_a_redacted_baton_carries_no_cache(change: dict[str, Any]) -> None:
+    """What was taken out of the text, the cache has attended to."""
+    with pytest.raises(InputError) as caught:
+        encode_manifest(replace(MANIFEST, **change))
+    assert caught.value.at == "$.segments"
+
+
+EXPIRY, SIGNERS = "$.extensions.expires_ms", "$.extensions.signers"
+EXPIRES = {"critical": ["expires_ms"], "extensions": {"expires_ms": 5}}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault", "at"),
+    [
+        ({"extensions": {"expires_ms": 5}}, Fault.NOT_CANONICAL, "$.critical"),
+        ({**EXPIRES, "critical": ["expires_ms", "expires_ms"]}, Fault.NOT_CANONICAL, "$.critical"),
+        ({**EXPIRES, "extensions": {"expires_ms": 0}}, Fault.OUT_OF_RANGE, EXPIRY),
+        ({**EXPIRES, "extensions": {"expires_ms": "5"}}, Fault.WRONG_TYPE, EXPIRY),
+        ({"extensions": {"signers": []}}, Fault.OUT_OF_RANGE, SIGNERS),
+        ({"extensions": {"signers": [SALT, SALT]}}, Fault.NOT_CANONICAL, SIGNERS),
+        ({"extensions": {"signers": ["b" * 64, "a" * 64]}}, Fault.NOT_CANONICAL, SIGNERS),
+        ({"extensions": {"noise": "0x0.0p+0"}}, Fault.OUT_OF_RANGE, "$.extensions.noise"),
+        ({"extensions": {"noise": "0.5"}}, Fault.NOT_CANONICAL, "$.extensions.noise"),
+        ({"extensions": {"noise": "nan"}}, Fault.NOT_FINITE, "$.extensions.noise"),
+        ({"extensions": {"redacted": []}}, Fault.OUT_OF_RANGE, "$.extensions.redacted"),
+        (
+            {"critical": ["export"], "extensions": {"export": {"domain": "b", "salt": "1"}}},
+            Fault.OUT_OF_RANGE,
+            "$.extensions.export.salt",
+        ),
+        (
+            {"critical": ["export"], "extensions": {"export": {"domain": "b"}}},
+            Fault.MISSING_FIELD,
+            "$.extensions.export.salt",
+        ),
+    ],
+)  # fmt: skip
+def test_extensions_have_one_spelling(change: dict[str, Any], fault: Fault, at: str) -> None:
+    """Each way in which a known extension can be bad, with its place."""
+    with pytest.raises(FormatError) as caught:
+        parse_manifest(spell(json.loads(PAYLOAD) | change))
+    assert (caught.value.fault, caught.value.at) == (fault, at)
 
 
 def test_a_model_of_window_layers_has_no_run_segments() -> None:

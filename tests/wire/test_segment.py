@@ -23,6 +23,7 @@ from kvbaton.types import (
     LayerLayout,
     Place,
     RopeSpec,
+    SealedSegment,
     SegmentKind,
     SegmentSpan,
     StoredTensor,
@@ -39,7 +40,7 @@ from kvbaton.wire.segment import (
     seal_segment,
     verify_range,
 )
-from kvbaton.wire.structure import Expected, raw_storage
+from kvbaton.wire.structure import FREE_BYTES, Expected, raw_storage
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text("abcxyz_09", min_size=1, max_size=8)
@@ -212,6 +213,34 @@ def _int8_storage(
         f"{name}.blob": ("U8", None),
         f"{name}.scale": ("F32", (shape[0],)),
     }
+
+
+def test_a_tensor_of_free_length_has_a_bound() -> None:
+    """Compression may make a tensor somewhat larger, but nobody has to allocate for any claim."""
+    span, codec = SegmentSpan(0, 5), ({"name": "int8"},)
+
+    def sealed(length: int) -> SealedSegment:
+        raw = samples.encoded(0, span, TokenRun(0, 5))
+        other = samples.encoded(2, span, TokenRun(0, 5))
+        side = (
+            StoredTensor("k", "I8", (1, 5, 2), memoryview(bytes(10))),
+            StoredTensor("k.blob", "U8", (length,), memoryview(bytes(length))),
+            StoredTensor("k.scale", "F32", (1,), memoryview(bytes(4))),
+        )
+        return seal_segment(
+            [replace(raw, k_codec=codec, tensors=(*side, raw.tensors[1])), other],
+            keys=KEYS,
+            function=FUNCTION,
+            layout=LAYOUT,
+            token_digest=KEYS.token_digest(IDS[:5]),
+            prefix_key="00" * 32,
+            storage=_int8_storage,
+        )
+
+    most = 2 * (5 * 2 * 2) + FREE_BYTES
+    assert sealed(most).header.tensors[1].shape == (most,)
+    with pytest.raises(InputError, match="at most"):
+        sealed(most + 1)
 
 
 def test_another_codec_brings_its_own_tensors() -> None:

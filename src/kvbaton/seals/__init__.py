@@ -6,6 +6,7 @@ taking, ``encryption`` hides what lies in a store.
 """
 
 from kvbaton.seals.base import (
+    ANYBODY,
     Grant,
     KeyStatus,
     Purpose,
@@ -25,6 +26,7 @@ from kvbaton.seals.trust import TrustFile
 from kvbaton.seals.trust_document import TrustEntry
 
 __all__ = [
+    "ANYBODY",
     "Grant",
     "KeyRing",
     "KeyStatus",

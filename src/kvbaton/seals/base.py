@@ -146,7 +146,7 @@ class Trust(Protocol):
 class Signers(Protocol):
     """Private keys at hand."""
 
-    def signer(self, sender: str, domain: str) -> Signer:
+    def signer(self, sender: str, domain: str, purpose: Purpose = Purpose.BATON) -> Signer:
         """The key that signs for a sender; one of its own before one that speaks for all.
 
         Raises

@@ -14,6 +14,7 @@ from kvbaton.errors import SettingsError
 from kvbaton.seals.base import (
     ANYBODY,
     Grant,
+    Purpose,
     Requirements,
     Signer,
     Signers,
@@ -72,7 +73,7 @@ class OwnKey:
         grants = (Grant(ANYBODY, domain),)
         self._key = TrustedKey(self._signer.keyid, scheme, public, grants)
 
-    def signer(self, sender: str, domain: str) -> Signer:
+    def signer(self, sender: str, domain: str, purpose: Purpose = Purpose.BATON) -> Signer:
         """See :meth:`Signers.signer`."""
         return self._signer
 

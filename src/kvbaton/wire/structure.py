@@ -34,6 +34,7 @@ Chain = tuple[JSON, ...]
 Expected = Mapping[str, tuple[str, tuple[int, ...] | None]]
 _TENSOR_FIELDS = frozenset({"data_offsets", "dtype", "shape"})
 _INT = frozenset({int})
+FREE_BYTES = 4096
 _SUFFIX = re.compile(r"[kv][a-z0-9_.]{0,62}")
 
 
@@ -48,6 +49,7 @@ class _Tensor:
     axes: list[int]
     size_bytes: int
     spelled: str
+    at_most: int = 0
 
 
 class Storage(Protocol):
@@ -60,7 +62,8 @@ class Storage(Protocol):
 
         ``shape`` is ``(kv_heads, tokens, head_dim)`` and ``dtype`` the cache's.  Names begin with
         the place's name and use ``a-z 0-9 . _``; they depend on the layer's structure, not on its
-        number.  A shape of None stands for one axis of any length.
+        number.  A shape of None stands for one axis of any length up to twice the plain tensor's
+        bytes and ``FREE_BYTES``: what compression may make of it, and nobody has to allocate more.
 
         Raises
         ------
@@ -264,15 +267,16 @@ def _plan(
         for suffix, (stored_dtype, axes) in sorted(stored.items()):
             if not (suffix.startswith(place.name) and _SUFFIX.fullmatch(suffix)):
                 raise f.refuse(f"bad tensor name {suffix[:80]!r}", Fault.UNKNOWN_TENSOR, at)
-            wanted.append(_wanted(suffix, stored_dtype, axes))
+            plain = prod(shape) * DTYPE_BYTES[layout.dtype]
+            wanted.append(_wanted(suffix, stored_dtype, axes, at_most=2 * plain + FREE_BYTES))
     return tuple(wanted)
 
 
-def _wanted(suffix: str, dtype: str, shape: tuple[int, ...] | None) -> _Tensor:
+def _wanted(suffix: str, dtype: str, shape: tuple[int, ...] | None, *, at_most: int = 0) -> _Tensor:
     size_bytes = 0 if shape is None else prod(shape) * DTYPE_BYTES[dtype]
     axes = list(shape or ())
     spelled = f'"dtype":"{dtype}","shape":[{",".join(map(str, axes))}]}}'
-    return _Tensor(suffix, dtype, shape, axes, size_bytes, spelled)
+    return _Tensor(suffix, dtype, shape, axes, size_bytes, spelled, at_most)
 
 
 def _read_tensor(table: Mapping[str, Any], name: str, wanted: _Tensor, start: int) -> TensorRecord:
@@ -304,6 +308,12 @@ def _read_odd_tensor(
     if axes != wanted.axes and not (wanted.shape is None and len(axes) == 1):
         raise f.refuse(
             f"shape {axes} where {wanted.axes} belongs", Fault.SHAPE_MISMATCH, f"{at}.shape"
+        )
+    if wanted.shape is None and axes[0] > wanted.at_most:
+        raise f.refuse(
+            f"{axes[0]} bytes where at most {wanted.at_most} belong",
+            Fault.OUT_OF_RANGE,
+            f"{at}.shape",
         )
     stop = start + prod(axes) * DTYPE_BYTES[wanted.dtype]
     _check_offsets(entry["data_offsets"], start, stop, f"{at}.data_offsets")

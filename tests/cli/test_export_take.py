@@ -64,7 +64,7 @@ def take(cli: Cli, tiny: Path, exported: Exported, *more: object) -> Result:
 def test_a_take_computes_pending_and_new_tokens_only(
     cli: Cli, tiny: Path, exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`computed_tokens` is what an independent hook behind the last layer saw before the first token."""
+    """`computed_tokens` is what a hook behind the last layer saw before the first token."""
     engine = api.load(str(tiny), dtype="float32")
     fed: list[int] = []
     hook = engine.model.model.norm.register_forward_pre_hook(

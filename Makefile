@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help relay test test-low test-long test-browser lint format bench docs wheel changelog model clean
+.PHONY: help relay test test-low test-long test-browser attacks lint format bench docs wheel changelog model clean
 
 FIND_PYTHON := for p in python3.11 python3.12 python3.13 python3; do \
   if $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -50,6 +50,10 @@ test-long: model ## the tests that take minutes, too
 test-browser: .venv/.stamp ## the report of an audit in a real browser
 	$(call SAY,the report of an audit in a browser)
 	@bash .ci/browser
+
+attacks: .venv/.stamp ## attacks on batons as programs: what was tried, what came of it
+	$(call SAY,attacks)
+	@$(BIN)/python -m attacks
 
 lint: .venv/.stamp ## style, types, import direction
 	$(call SAY,lint)

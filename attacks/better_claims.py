@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks.scene import DOMAIN, Finding, Scene, main, outcome
-
 from kvbaton.agent import Agent
 from kvbaton.codecs import CodecChain, Int, uniform
 from kvbaton.stores import Key, Kind
-from kvbaton.types import EXACT, Baton, Fidelity, Hops, Manifest
+from kvbaton.types import EXACT, Baton, Hops, Manifest
 
 RECORD = "ca" * 32
 
@@ -41,9 +40,7 @@ def attack(folder: Path) -> Sequence[Finding]:
     worst = "worst" if counted == (1_000_000, "approximate") else str(counted)
     findings.append(Finding("the parent removed", "worst", worst))
     findings.append(
-        Finding(
-            "the warning", "parent-missing", " ".join(w.code.value for w in opened.warnings)
-        )
+        Finding("the warning", "parent-missing", " ".join(w.code.value for w in opened.warnings))
     )
     return findings
 
@@ -68,10 +65,11 @@ def line(scene: Scene) -> tuple[Baton, Baton]:
 def claims(honest: Manifest) -> list[tuple[str, Manifest]]:
     """Manifests that are well formed, each with one claim that is too good."""
     text_only = replace(honest, segments=(), fidelity=EXACT, hops=Hops())
-    better = Fidelity(honest.fidelity.kind, honest.fidelity.codec, honest.fidelity.calibration)
+    refs = tuple(replace(ref, fidelity=EXACT) for ref in honest.segments)
     return [
         ("fewer lossy hops", replace(honest, hops=replace(honest.hops, lossy=0))),
-        ("fewer hops of any kind", replace(honest, hops=Hops(), fidelity=better)),
+        ("fewer hops of any kind", replace(honest, hops=Hops())),
+        ("a better fidelity", replace(honest, fidelity=EXACT, segments=refs)),
         ("less noise", replace(honest, noise=0.0005)),
         ("no noise", replace(honest, noise=0.0)),
         ("no signers", replace(honest, signers=())),

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks.scene import DOMAIN, Finding, Scene, main, outcome
-
 from kvbaton.errors import NotTrusted
 from kvbaton.seals.tickets import issue
 from kvbaton.stores import Key, Kind

@@ -22,7 +22,6 @@ from attacks.scene import (
     outcome,
     stranger,
 )
-
 from kvbaton.seals import Grant
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton, Manifest
@@ -34,7 +33,9 @@ def attack(folder: Path) -> Sequence[Finding]:
     """Parts of ``other`` in the place of those of ``mine``."""
     scene = Scene(folder)
     mine, other = scene.baton(), scene.baton(prompt=f"Hi {LONG}")
-    findings = [Finding("both as they are", "used used", f"{taken(scene, mine)} {taken(scene, other)}")]
+    findings = [
+        Finding("both as they are", "used used", f"{taken(scene, mine)} {taken(scene, other)}")
+    ]
     for position in range(len(mine.manifest.segments)):
         swapped = _Swap(scene, Kind.SEGMENT, address(mine, position), address(other, position))
         tried = f"the other's segment {position}"

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attacks.scene import Finding, Scene, main, outcome
-
 from kvbaton.types import BatonRef
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -142,7 +142,9 @@ def stranger() -> Signer:
     return Signer(key_id(scheme.name, scheme.public_bytes(private)), scheme, private)
 
 
-def acquaintance(scene: Scene, *grants: Grant, purposes: frozenset[Purpose] | None = None) -> Signer:
+def acquaintance(
+    scene: Scene, *grants: Grant, purposes: frozenset[Purpose] | None = None
+) -> Signer:
     """A key of the attacker's that the trust file grants something."""
     signer = stranger()
     public = signer.scheme.public_bytes(signer.private)

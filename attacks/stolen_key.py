@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks.scene import DOMAIN, Finding, Scene, main, outcome
-
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton
 

@@ -21,13 +21,12 @@ from attacks.scene import (
     signed,
     stranger,
 )
-
 from kvbaton.seals import Grant, Purpose
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton
 from kvbaton.wire import manifest
-from kvbaton.wire.envelope import Signature, parse_envelope
 from kvbaton.wire.canonical import dumps, loads
+from kvbaton.wire.envelope import Signature, parse_envelope
 
 _LIMIT = 1 << 24
 
@@ -54,7 +53,11 @@ def forgeries(scene: Scene, baton: Baton) -> Iterator[tuple[str, bytes, str]]:
     payload = manifest.unwrap(baton.envelope)
     mine = parse_envelope(baton.envelope, payload_type=manifest.PAYLOAD_TYPE).signatures[0]
     yield "no signature", manifest.wrap(payload), "unsigned"
-    yield "an empty signature", manifest.wrap(payload, signatures=[replaced(mine, b"")]), "signature-wrong"
+    yield (
+        "an empty signature",
+        manifest.wrap(payload, signatures=[replaced(mine, b"")]),
+        "signature-wrong",
+    )
     yield "an unknown key", signed(payload, stranger()), "unknown-key"
     borrowed = parse_envelope(
         signed(payload, stranger()), payload_type=manifest.PAYLOAD_TYPE

@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attacks.scene import DOMAIN, LONG, Finding, Scene, acquaintance, main, outcome, raised, stranger
-
+from attacks.scene import (
+    DOMAIN,
+    LONG,
+    Finding,
+    Scene,
+    acquaintance,
+    main,
+    outcome,
+    raised,
+    stranger,
+)
 from kvbaton.seals import Grant, Signer
 from kvbaton.seals.tickets import issue
 from kvbaton.stores import Key, Kind

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from kvbaton.clock import within
 from kvbaton.errors import (
     BatonUnavailable,
+    Fault,
     FormatError,
     InputError,
     NotTrusted,
@@ -28,6 +29,7 @@ from kvbaton.seals.statement import verify
 from kvbaton.seals.tickets import Ticket, check_ticket, issue, spend
 from kvbaton.stores import Key, Kind, Store, open_store
 from kvbaton.types import Baton, BatonRef, Manifest, Transcript
+from kvbaton.vaults import bare, sealed
 from kvbaton.wire import limits, manifest, transcript
 from kvbaton.wire.binding import check_transcript
 from kvbaton.wire.digests import DomainKeys
@@ -91,7 +93,7 @@ class Opening:
 
     def store_of(self, url: str) -> Store:
         """The store with a URL: one's own, or another that is opened."""
-        return self.store if url == self.store.url else open_store(url)
+        return self.store if url == self.store.url else sealed(open_store(url), self.domain)
 
     def _in_process(self, baton: Baton, bearer: Bearer) -> None:
         """A baton of this process needs no ticket and no signature: whoever could forge it could
@@ -105,7 +107,7 @@ class Opening:
     def _read(self, ref: BatonRef, bearer: Bearer) -> Baton:
         store = self.store_of(ref.store)
         with unavailable("manifest"):
-            raw = store.get(Key(Kind.BATON, ref.id), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            raw, store = self._envelope(ref.id, store)
         listing, signer = read_manifest(raw, ref.id, self.domain)
         _require_current(listing, self.domain, now_ms=now_ms())
         found = self.pedigree.examine(Kin.of_manifest(ref.id, listing, signer, raw), store)
@@ -115,6 +117,21 @@ class Opening:
             self._spend(ticket, store)
         believed = replace(listing, hops=found.hops, fidelity=found.fidelity)
         return Baton(ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings)
+
+    def _envelope(self, name: str, store: Store) -> tuple[bytes, Store]:
+        """What lies in a baton's place, and the store to read on in: what another trust domain has
+        made for this one is not encrypted with this one's key."""
+        key = Key(Kind.BATON, name)
+        try:
+            return store.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES), store
+        except FormatError as error:
+            if error.fault is not Fault.DECRYPTION:
+                raise
+            open_text = bare(store)
+            raw = open_text.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            if read_manifest(raw, name, self.domain)[0].export is None:
+                raise
+            return raw, open_text
 
     # -- tickets --------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from kvbaton.types import (
     Terms,
     Transcript,
 )
+from kvbaton.vaults import bare
 from kvbaton.wire import manifest, transcript
 from kvbaton.wire.digests import baton_id
 
@@ -102,8 +103,10 @@ class Publisher:
         with clock.phase("put"):
             for kin in parents:  # whoever opens this one looks at them, in this store
                 self._keep(kin.name, kin.envelope)
-            self.store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
-            self.store.put(Key(Kind.BATON, name), [raw])
+            # Another domain does not have this one's key.
+            store = self.store if listing.export is None else bare(self.store)
+            store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
+            store.put(Key(Kind.BATON, name), [raw])
         self.observe("baton-stored", {"baton": name})
         clock.seconds["total"] = clock.elapsed()
         baton = Baton(

@@ -79,6 +79,7 @@ from kvbaton.types import (
     VerifiedLayer,
     worst_fidelity,
 )
+from kvbaton.vaults import sealed
 from kvbaton.warming import warm_soon
 from kvbaton.wire import segment
 from kvbaton.wire.binding import check_segment, ref_digests
@@ -130,7 +131,8 @@ class Relay:
     engine
         The model whose caches are handed over.
     store
-        Where segments, batons, transcripts and prefix records go.
+        Where segments, batons, transcripts and prefix records go; encrypted where the domain asks
+        for that.
     domain
         The trust domain; its keys address everything.
     segment_tokens
@@ -162,7 +164,8 @@ class Relay:
         checks: Checks = CHECKED,
         observer: Observer | None = None,
     ) -> None:
-        self.engine, self.store, self.domain = engine, store, domain
+        self.engine, self.store, self.domain = engine, sealed(store, domain), domain
+        store = self.store
         self.segment_tokens = segment_tokens
         self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
         self.max_lossy_hops, self.checks = max_lossy_hops, checks
@@ -565,7 +568,7 @@ class Relay:
                 reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
                 header = segment.read_header(
                     reader.read, file_size=reader.size_bytes, address=ref.address, keys=keys,
-                    storage=codecs.storage,
+                    storage=codecs.storage, first_bytes=reader.head_bytes,
                 )  # fmt: skip
                 check_segment(
                     header, ref, function=function, token_digest=tokens, prefix_key=prefix_key

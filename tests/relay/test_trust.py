@@ -416,3 +416,34 @@ def test_reasons_and_faults_have_the_same_names() -> None:
     for fault in TrustFault:
         assert Reason(ReasonCode(fault.value), "x").code.value == fault.value
     assert Fidelity().rank == 0
+
+
+@pytest.mark.parametrize("asked", [(True, False), (False, True), (True, True)])
+def test_text_for_another_domain_is_readable_there(
+    agent_of: Any, store: Any, asked: tuple[bool, bool]
+) -> None:
+    """Whether either of the two encrypts: the sender's key is not needed, and not told."""
+    ring = Ring("a", encryption=asked[0])
+    sender = agent_of("a", domain=ring.domain)
+    turn = sender.run("Hello there, you code", max_new_tokens=5)
+    sender.hand_off(turn)
+    baton = sender.hand_off(turn, to_domain="others")
+    abroad = Ring("b", domain="others", encryption=asked[1])
+    abroad.known |= ring.known
+    others = TrustDomain("others", DomainKeys(bytes(32)), signers=abroad, trust=abroad)
+    receiver = agent_of("b", domain=others)
+    taken = receiver.take(baton.id, "Go on", max_new_tokens=4)
+    assert taken.receipt.route is Route.TEXT
+    own = receiver.hand_off(taken)
+    assert agent_of("c", domain=others).take(own.id, "Go on", max_new_tokens=2).receipt.route is (
+        Route.BATON
+    )
+
+
+def test_a_reference_into_another_encrypted_store_is_read(agent_of: Any) -> None:
+    """Stores that are opened by their URL are encrypted like one's own."""
+    ring = Ring("a", "b", encryption=True)
+    baton = handed_off(agent_of, "a", domain=ring.domain, store=MemoryStore("trust-encrypted"))
+    turn = agent_of("b", domain=ring.domain).take(baton.ref, "Go on", max_new_tokens=4)
+    assert turn.receipt.route is Route.BATON
+    MemoryStore.forget("trust-encrypted")

@@ -15,7 +15,7 @@ from kvbaton.bench.peers import Peer
 from kvbaton.bench.report import store_table
 from kvbaton.bench.stores import StorePlan, default_stores, label_of, measure_stores
 from kvbaton.bench.texts import fitted, real_texts
-from kvbaton.bench.ttft import RIVALS, _order
+from kvbaton.bench.ttft import RIVALS, turned
 from kvbaton.errors import InputError, KvbatonError, UnknownScheme
 
 
@@ -63,7 +63,7 @@ def test_peak_memory_sees_memory_that_is_used_again() -> None:
 
 def test_each_rival_runs_once_per_repeat_in_a_changing_order() -> None:
     """Orders are permutations, and no two of the first five begin with the same rival."""
-    orders = [_order(RIVALS, repeat) for repeat in range(5)]
+    orders = [turned(RIVALS, repeat) for repeat in range(5)]
     assert all(sorted(order) == sorted(RIVALS) for order in orders)
     assert len({order[0] for order in orders}) == 5
 

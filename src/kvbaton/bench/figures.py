@@ -11,7 +11,7 @@ from typing import Any
 
 from kvbaton.types import JSON
 
-PHASES = ("get", "verify", "decode", "align", "attach", "first_forward")
+PHASES = ("get", "verify", "decode", "probe", "align", "attach", "first_forward")
 """Phases of a take, in their order; what is left of it is the chat format and the transcript."""
 
 _TAKES = ("baton",)
@@ -159,13 +159,18 @@ IMPORT_LIMIT_S = 0.2
 
 
 def summary_of(rows: Sequence[JSON]) -> JSON:
+    """Each target of ``bench ttft``, and the limit of the import."""
+    return {"targets": checked(TARGETS, rows), "import_limit_s": IMPORT_LIMIT_S}
+
+
+def checked(targets: Iterable[Target], rows: Sequence[JSON]) -> list[JSON]:
     """Each target with its worst value among the rows that it speaks of."""
-    checked = []
-    for target in TARGETS:
+    found = []
+    for target in targets:
         values = [target.value(row) for row in rows if target.applies_to(row)]
         known = [value for value in values if value is not None]
         worst = (min if target.at_least else max)(known, default=None)
-        checked.append(
+        found.append(
             {
                 "target": target.name,
                 "tokens": target.tokens,
@@ -176,4 +181,4 @@ def summary_of(rows: Sequence[JSON]) -> JSON:
                 "met": None if worst is None else target.is_met(worst),
             }
         )
-    return {"targets": checked, "import_limit_s": IMPORT_LIMIT_S}
+    return found

@@ -130,27 +130,27 @@ class Receiver:
 
     def text_loop(self) -> JSON:
         """Text, by our own loop."""
-        return self._timed(lambda: rivals.text_by_loop(self.engine, self.work.ids))
+        return self.timed(lambda: rivals.text_by_loop(self.engine, self.work.ids))
 
     def text_generate(self) -> JSON:
         """Text, by ``generate``."""
-        return self._timed(lambda: rivals.text_by_generate(self.engine, self.work.ids))
+        return self.timed(lambda: rivals.text_by_generate(self.engine, self.work.ids))
 
     def handmade(self, path: str, *, mapped: bool) -> JSON:
         """``torch.load`` of what the sender wrote, into the library's cache."""
         work, file = self.work, Path(path)
-        return self._timed(lambda: rivals.take_by_hand(self.engine, file, work.new, mapped=mapped))
+        return self.timed(lambda: rivals.take_by_hand(self.engine, file, work.new, mapped=mapped))
 
     def prefix_cache(self) -> JSON:
         """A copy of a cache that this process has kept."""
         work = self.work
-        return self._timed(lambda: rivals.take_from_prefix_cache(self.engine, work.kept, work.new))
+        return self.timed(lambda: rivals.take_from_prefix_cache(self.engine, work.kept, work.new))
 
     def floor(self) -> JSON:
         """One copy of the cache's bytes to the device, and the forward pass over the new ids."""
-        copied = self._timed(self._copy)
+        copied = self.timed(self._copy)
         cache = self._attached(self.work.baton)
-        fed = self._timed(lambda: int(self.engine.forward(cache, self.work.new).argmax()))
+        fed = self.timed(lambda: int(self.engine.forward(cache, self.work.new).argmax()))
         return fed | {
             "seconds": copied["seconds"] + fed["seconds"],
             "memcpy_s": copied["seconds"],
@@ -167,14 +167,18 @@ class Receiver:
     def hash_speed(self) -> JSON:
         """BLAKE3 over as many bytes, on one thread."""
         data: Any = np.asarray(self.work.source)
-        return self._timed(lambda: len(blake3(data).digest()))
+        return self.timed(lambda: len(blake3(data).digest()))
 
     def take(self, baton: str) -> JSON:
         """From a baton's id to the first token: manifest, transcript, instruction, cache."""
+        return self.take_by(self.agent, baton)
+
+    def take_by(self, agent: Agent, baton: str) -> JSON:
+        """:meth:`take`, by another agent of the same engine."""
         phases: JSON = {}
 
         def work() -> int:
-            turn = self.agent.take(
+            turn = agent.take(
                 baton,
                 self.work.instruction,
                 max_new_tokens=1,
@@ -185,14 +189,15 @@ class Receiver:
             phases["computed_tokens"] = turn.receipt.computed_tokens
             return turn.ids[0]
 
-        done = self._timed(work)
-        self.agent.forget()
+        done = self.timed(work)
+        agent.forget()
         computed = phases.pop("computed_tokens")
         if computed != len(self.work.new):
             raise InputError(f"the take computed {computed} tokens, not {len(self.work.new)}")
         return done | {"phases": phases, "computed_tokens": computed}
 
-    def _timed(self, work: Callable[[], int]) -> JSON:
+    def timed(self, work: Callable[[], int]) -> JSON:
+        """What ``work`` returns as the token, and its seconds with those of the device."""
         gc.collect()
         self.engine.wait_for_device()
         started = time.perf_counter()

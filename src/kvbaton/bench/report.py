@@ -108,6 +108,7 @@ _PHASES = (
     ("get", _phase("get")),
     ("verify", _phase("verify")),
     ("decode + align", _phase("decode", "align")),
+    ("layer 0", _phase("probe")),
     ("attach", _phase("attach")),
     ("first forward", _phase("first_forward")),
     ("rest", _rest),
@@ -127,7 +128,7 @@ _BYTES = (
 
 
 def _targets(summary: JSON) -> Table:
-    rows = [_target(checked) for checked in summary["targets"]]
+    rows = [target_row(checked) for checked in summary["targets"]]
     import_s, limit_s = summary["import_s"], summary["import_limit_s"]
     rows.append(
         ("import kvbaton, seconds", f"<= {limit_s:g}", f"{import_s:.3f}", _met(import_s <= limit_s))
@@ -135,7 +136,8 @@ def _targets(summary: JSON) -> Table:
     return Table("Targets", ("target", "limit", "measured", "met"), tuple(rows))
 
 
-def _target(checked: JSON) -> tuple[str, ...]:
+def target_row(checked: JSON) -> tuple[str, ...]:
+    """A target, its limit, what was measured, and whether that keeps it."""
     where = [f"{checked['tokens']:,} tokens"] if checked["tokens"] else []
     where += [checked["dtype"]] if checked["dtype"] else []
     name = f"{checked['target']} ({', '.join(where)})" if where else checked["target"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 from kvbaton.bench.figures import row_of, summary_of
 from kvbaton.bench.machine import SHARED_MEMORY, environment, fast_folder, load
@@ -44,6 +44,7 @@ _FILE_OF_HAND = ("handmade", "handmade_mapped", "prefix_cache")
 
 Say = Callable[[str], None]
 Samples = dict[str, list[JSON]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def measure(plan: Plan, say: Say) -> JSON:
     versions: JSON = {}
     with tempfile.TemporaryDirectory(prefix="kvbaton-bench-", dir=folder) as place:
         for dtype in plan.dtypes:
-            with _Pair(plan, dtype, Path(place), say) as pair:
+            with Pair(plan, dtype, Path(place), say) as pair:
                 rows.extend(pair.rows())
                 versions = pair.versions
     say("starting Python with and without kvbaton")
@@ -130,8 +131,10 @@ def measure(plan: Plan, say: Say) -> JSON:
     }
 
 
-class _Pair:
+class Pair:
     """Sender and receiver with the model loaded in one dtype."""
+
+    roles: ClassVar[tuple[str, str]] = ("sender", "receiver")
 
     def __init__(self, plan: Plan, dtype: str, place: Path, say: Say) -> None:
         self._plan, self._dtype, self._say = plan, dtype, say
@@ -142,12 +145,11 @@ class _Pair:
         self.versions: JSON = {}
         self.max_tokens = 0
 
-    def __enter__(self) -> _Pair:
+    def __enter__(self) -> Self:
         self._place.mkdir(mode=0o700)
         with ExitStack() as stack:
             self._say(f"{self._dtype}: loading {self._plan.model} in two processes")
-            self.sender = stack.enter_context(Peer("sender"))
-            self.receiver = stack.enter_context(Peer("receiver"))
+            self.sender, self.receiver = [stack.enter_context(Peer(role)) for role in self.roles]
             for peer in (self.sender, self.receiver):
                 peer.send("load", **self._loading(peer.role))
             self.sender.answer()
@@ -180,11 +182,12 @@ class _Pair:
     def rows(self) -> list[JSON]:
         """One row per context size."""
         for tokens in self._plan.tokens:
-            self._require_window(tokens)
+            self.require_window(tokens)
         decoded = _nearest(self._plan.tokens, 2048)
         return [self._row(tokens, decode=tokens == decoded) for tokens in self._plan.tokens]
 
-    def _require_window(self, tokens: int) -> None:
+    def require_window(self, tokens: int) -> None:
+        """Refuse a context that the model cannot attend to, with the new tokens behind it."""
         needed = tokens + self._plan.new_tokens
         if needed > self.max_tokens:
             raise WindowExceeded(
@@ -202,7 +205,7 @@ class _Pair:
         samples: Samples = {rival: [] for rival in self.rivals}
         for repeat in range(self._plan.repeats + 1):
             self._say(f"{what}: " + (f"repeat {repeat}" if repeat else "warming up"))
-            for rival in _order(self.rivals, repeat):
+            for rival in turned(self.rivals, repeat):
                 sample = self._run(rival)
                 if repeat:
                     samples[rival].append(sample)
@@ -252,11 +255,11 @@ class _Pair:
         return extras
 
 
-def _order(rivals: Sequence[str], repeat: int) -> list[str]:
+def turned(rivals: Sequence[T], repeat: int) -> list[T]:
     """The rivals beginning with the next one in every repeat, in every other backwards from it."""
     shift = repeat % len(rivals)
-    turned = [*rivals[shift:], *rivals[:shift]]
-    return [turned[0], *turned[:0:-1]] if repeat % 2 else turned
+    order = [*rivals[shift:], *rivals[:shift]]
+    return [order[0], *order[:0:-1]] if repeat % 2 else order
 
 
 def _nearest(tokens: Sequence[int], wanted: int) -> int:

@@ -1,4 +1,4 @@
-"""``python -m kvbaton.bench.worker``: one of the two processes of ``bench ttft``.
+"""``python -m kvbaton.bench.worker``: one of the two processes of ``bench ttft`` and ``seals``.
 
 Commands come as JSON lines on standard input, answers go as JSON lines to standard output; the
 first command loads the model.  The process ends when its input does.
@@ -7,6 +7,7 @@ first command loads the model.  The process ends when its input does.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -17,9 +18,17 @@ from typing import IO, Any
 from kvbaton.errors import InputError, KvbatonError
 from kvbaton.types import JSON
 
+_PEERS = {
+    "sender": ("kvbaton.bench.sender", "Sender"),
+    "receiver": ("kvbaton.bench.receiver", "Receiver"),
+    "sealing sender": ("kvbaton.bench.seal_peers", "SealingSender"),
+    "sealing receiver": ("kvbaton.bench.seal_peers", "SealingReceiver"),
+}
+"""Role -> who plays it; imported where it is played, since all of them need torch."""
+
 
 def load(*, role: str, threads: int, store: str, domain: str, **engine: Any) -> tuple[Any, JSON]:
-    """The sender or the receiver with its model loaded, and what it says of itself.
+    """The peer of a role with its model loaded, and what it says of itself.
 
     ``engine`` are the arguments of ``load_checkpoint``, all of them JSON.
     """
@@ -45,13 +54,9 @@ def load(*, role: str, threads: int, store: str, domain: str, **engine: Any) -> 
         "producer": dict(loaded.producer),
         "versions": library_versions(),
     }
-    if role == "sender":
-        from kvbaton.bench.sender import Sender
-
-        return Sender(loaded, relay), said
-    from kvbaton.bench.receiver import Receiver
-
-    return Receiver(loaded, relay), said
+    module, name = _PEERS[role]
+    peer = getattr(importlib.import_module(module), name)
+    return peer(loaded, relay), said
 
 
 def serve(commands: IO[str], answers: IO[str]) -> None:

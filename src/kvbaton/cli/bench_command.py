@@ -1,4 +1,4 @@
-"""``kvbaton bench ttft``, ``stores`` and ``codecs``: ratios in one run, against honest rivals."""
+"""``kvbaton bench``: ratios in one run, against honest rivals."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ SHAPES = {
     "codecs": """{"memcpy_gb_s", "rows": [{"codec", "shape", "dtype", "encode_gb_s", "decode_gb_s",
  "encode_over_memcpy", "decode_over_memcpy", "memcpy_gb_s", "bits_per_element", "max_abs_error"}],
  "skipped", "repeats", "environment"}""",
+    "seals": """{"model", "sign_ms", "verify_ms", "hash_gb_s", "blake3_gb_s", "encrypt_gb_s",
+ "layer0_share_of_prefill", "over_floor_with", "over_floor_without", "rows": [{"tokens",
+ "new_tokens", "dtype", "kv_bytes", "with_s", "without_s", "encrypted_s", "floor_s", "prefill_s",
+ "memcpy_s", "forward_s", "over_floor_with", "over_floor_without", "over_floor_encrypted",
+ "with_over_without", "encrypted_over_with", "layer0_s", "layer0_share_of_prefill",
+ "phases": {"with", "without", "encrypted"}, "same_first_token", "samples"}], "seals": [{"tokens",
+ "dtype", "segments", "manifest_bytes", "envelope_bytes", "sign_ms", "sign_alone_ms", "verify_ms",
+ "parse_envelope_ms", "verify_alone_ms", "parse_manifest_ms", "kv_bytes", "range_bytes",
+ "hash_gb_s", "blake3_gb_s", "hash_over_blake3", "encrypt_gb_s", "decrypt_gb_s", "samples"}],
+ "summary": {"targets": [{"target", "tokens", "dtype", "limit", "at_least", "value", "met"}]},
+ "environment", "settings"}""",
     "stores": """{"size_bytes", "range_bytes", "repeats", "memcpy_gb_s", "blake3_gb_s",
  "sha256_gb_s", "stores": [{"store", "label", "put_gb_s", "get_gb_s", "ranges_gb_s",
  "put_over_memcpy", "get_over_memcpy", "ranges_over_memcpy"}], "environment"}""",
@@ -48,6 +59,7 @@ def register(app: typer.Typer) -> None:
         help="Benchmarks: ratios within one run, against honest rivals.", no_args_is_help=True
     )
     group.command("ttft")(bench_ttft)
+    group.command("seals")(bench_seals)
     group.command("stores")(bench_stores)
     group.command("codecs")(bench_codecs)
     group.command("fidelity")(bench_fidelity)
@@ -119,6 +131,60 @@ def bench_ttft(
     _warn(output, result)
     line = f"{result['model']}: {environment_line(result)}"
     output.result(result, lambda console: _show(console, line, ttft_tables(result), markdown))
+
+
+def bench_seals(
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Built-in name, folder, or hub id.")
+    ] = "smollm2-135m",
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="N,...", help="Tokens of context.")
+    ] = "2048,4096",
+    sealed_tokens: Annotated[
+        int, typer.Option("--sealed-tokens", metavar="N", help="Of the baton that is signed.")
+    ] = 8000,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="D,...", help="dtypes of weights and cache.")
+    ] = "bfloat16",
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Timed runs; medians are reported.")
+    ] = 15,
+    threads: Annotated[
+        int, typer.Option("--threads", metavar="N", help="Threads of all rivals; 0: torch's own.")
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", metavar="D", help="A torch device.")] = "auto",
+    markdown: MarkdownFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """What it costs that a baton can be trusted.
+
+    Signing, verifying, hashing, encrypting, the check of layer 0, and takes with and without
+    them.  Takes minutes; close other programs.
+    """
+    from kvbaton.bench.report import environment_line
+    from kvbaton.bench.seals import measure_seals
+    from kvbaton.bench.seals_report import seal_tables
+    from kvbaton.bench.ttft import Plan
+
+    output, chosen = Output(as_json), settings.from_environment()
+    source = models.resolve(model, data_dir=chosen.data_dir)
+    plan = Plan(
+        model=source.name,
+        source=source.path_or_id,
+        digests=chosen.cache_dir / "digests",
+        tokens=tuple(_number(part, "--tokens") for part in _parts(tokens)),
+        dtypes=_parts(dtype),
+        repeats=repeats,
+        decode_tokens=0,
+        device=device,
+        threads=threads,
+        offline=chosen.offline,
+    )
+    with output.progress("bench seals") as step:
+        result = measure_seals(plan, step.say, sealed_tokens=sealed_tokens)
+    _warn(output, result)
+    line = f"{result['model']}: {environment_line(result)}"
+    output.result(result, lambda console: _show(console, line, seal_tables(result), markdown))
 
 
 def bench_stores(

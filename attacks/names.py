@@ -8,7 +8,6 @@ they are, never followed, never interpreted.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,7 +60,7 @@ def links(scene: Scene) -> list[Finding]:
     way = raised(scene.agent("coder"), baton.id)
     wrote = tried_put(scene, Key(Kind.BATON, baton.id[:2] + "0" * 62))
     path.parent.unlink()
-    left = sorted(os.listdir(outside))
+    left = sorted(path.name for path in outside.iterdir())
     return [
         Finding("a link in an object's place", "baton-unavailable", file),
         Finding("a link in a folder's place", "baton-unavailable", way),

@@ -8,7 +8,6 @@ copies the store's objects to another place, without what is spent.  Exactly one
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -72,12 +71,9 @@ def copied(scene: Scene, baton: str, ticket: str) -> Finding:
 
 def start_child(what: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """A process that runs a part of ``child.py``."""
-    variables = dict(os.environ)
-    variables["PYTHONPATH"] = str(ROOT)
     return subprocess.Popen(
         [sys.executable, "-m", "attacks.child", what, str(folder), *arguments],
         cwd=ROOT,
-        env=variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

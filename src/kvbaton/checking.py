@@ -141,8 +141,11 @@ class _TokenCheck:
         )
         expected = self._expected(item, part.run)
         through = _through_codec(item.header, place, expected)
+        noisy = item.header.fidelity.kind is FidelityClass.APPROXIMATE
         allowed = binding.Allowance(
-            item.header.layout.dtype, self._lost_before(item.header, place), self._noise
+            item.header.layout.dtype,
+            self._lost_before(item.header, place),
+            self._noise if noisy else 0.0,
         )
         for first, stop in _attached(part.run, cuts):
             self._tally.positions += stop - first
@@ -168,7 +171,7 @@ class _TokenCheck:
         if self._table is None:
             self._table = self._computed()
         rows = [self._rows[token] for token in self._tokens(item, run)]
-        return self._table[:, torch.tensor(rows)]
+        return self._table.index_select(1, torch.tensor(rows))
 
     def _computed(self) -> torch.Tensor:
         """V of each id that layer 0 of the segments stands for."""

@@ -62,6 +62,8 @@ class Allowance:
             ``expected`` after the codec chain of the segment; None where that loses nothing.
             What is held must be nearly that: equal V have equal codes.
         """
+        if through is None and held.dtype == expected.dtype and held.equal(expected):
+            return None  # the same machine and kernel: no norms are needed
         size = token_norms(expected)
         rounding = (LOSSLESS[self.dtype] + LOST_MARGIN * self.lost) * size
         if self.noise:

@@ -36,6 +36,8 @@ from kvbaton.types import (
 
 CHUNK_TOKENS = 256
 """Prefill chunk of deterministic engines, at absolute multiples of itself."""
+FIRST_LAYER_TOKENS = 1024
+"""Tokens whose layer 0 is computed at once: to begin costs as much as some 200 of them."""
 
 _THREADS_LOCK = threading.RLock()
 """The number of threads is one for the whole process."""
@@ -252,9 +254,10 @@ class TransformersEngine(Engine):
         """
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         positions = torch.arange(first, first + len(ids), device=self.device).unsqueeze(0)
-        chunks = zip(*(x.split(CHUNK_TOKENS, dim=1) for x in (tokens, positions)), strict=True)
+        split = (x.split(FIRST_LAYER_TOKENS, dim=1) for x in (tokens, positions))
+        pieces = zip(*split, strict=True)
         with self._fixed_threads(), self._rope_lock:
-            parts = [first_layer.compute(self.model, self.cache_argument, *c) for c in chunks]
+            parts = [first_layer.compute(self.model, self.cache_argument, *p) for p in pieces]
         keys, values = zip(*parts, strict=True)
         return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
@@ -264,9 +267,10 @@ class TransformersEngine(Engine):
             raise EmptyInput("there are no ids to compute values of")
         self.require_known(ids)
         with self._uncounted():
+            size = min(FIRST_LAYER_TOKENS, self.max_tokens)
             parts = [
-                self.first_layer(ids[start : start + CHUNK_TOKENS], 0)[1]
-                for start in range(0, len(ids), CHUNK_TOKENS)
+                self.first_layer(ids[start : start + size], 0)[1]
+                for start in range(0, len(ids), size)
             ]
             return torch.cat(parts, dim=1).cpu()
 

@@ -8,6 +8,7 @@ Values tell tokens apart, keys tell positions apart.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -35,6 +36,10 @@ class _FirstOnly(DynamicCache):
         raise _FirstReached(key_states, value_states)
 
 
+_KEPT: WeakKeyDictionary[Any, _FirstOnly] = WeakKeyDictionary()
+"""One for each model: nothing is ever written to it, and making one takes longer than layer 0."""
+
+
 @torch.inference_mode()
 def compute(
     model: Any, argument: str, ids: torch.Tensor, positions: torch.Tensor
@@ -46,7 +51,9 @@ def compute(
     UnsupportedModel
         The model does not keep its cache where it should.
     """
-    cache = _FirstOnly(config=model.config)
+    cache = _KEPT.get(model)
+    if cache is None:
+        cache = _KEPT[model] = _FirstOnly(config=model.config)
     try:
         model(input_ids=ids, position_ids=positions, use_cache=True, **{argument: cache})
     except _FirstReached as reached:

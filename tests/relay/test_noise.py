@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -230,3 +232,35 @@ def test_a_noisy_baton_says_so_and_is_approximate(agent_of: Any) -> None:
     taken = agent_of("b").take(baton, "Go on", max_new_tokens=3)
     assert taken.receipt.fidelity.kind is FidelityClass.APPROXIMATE
     assert taken.receipt.route is Route.BATON
+
+
+# --- the guide -----------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def percent(share: float) -> str:
+    """One digit behind the point, and two where one would claim that all are there."""
+    digits = 2 if share < 1 and f"{100 * share:.1f}" == "100.0" else 1
+    return f"{100 * share:.{digits}f}".removesuffix(".0") + "%"
+
+
+def nats(value: float) -> str:
+    """Two significant digits."""
+    return "0" if value == 0 else f"{value:.2g}" if value < 0.995 else f"{value:.1f}"
+
+
+def test_the_guide_shows_what_was_measured() -> None:
+    """Every row of the data is a row of the page, and the page has no other rows of that kind."""
+    page = (DOCS / "guides" / "noise.md").read_text()
+    data = json.loads((DOCS / "data" / "noise.json").read_text())
+    lines = []
+    for row in data["rows"]:
+        reads = ("nearest_v", "v", "k", "kv", "all_layers")
+        cells = [
+            f"{row['level']:g}", nats(row["kl"]), percent(row["flips"]),
+            f"{row['facts_right']} of {row['facts_asked']}",
+            *(percent(row[f"read_{name}"]) for name in reads),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    assert [line for line in page.splitlines() if re.search(r" of [0-9]+ \|", line)] == lines

@@ -211,11 +211,13 @@ def test_no_rival_computes_logits_that_nobody_needs(pair: Pair) -> None:
 
 
 def test_rivals_feed_what_they_say(pair: Pair) -> None:
-    """Text feeds the whole prompt, everything else only the new tokens."""
+    """Text feeds the whole prompt, everything else only the new tokens.
+
+    Seen at the last layer: the check of layer 0 does not go beyond the first.
+    """
     fed: list[int] = []
-    model = pair.receiver.engine.model
-    hook = model.get_input_embeddings().register_forward_hook(
-        lambda module, inputs, output: fed.append(output.shape[1])
+    hook = pair.receiver.engine.model.model.layers[-1].register_forward_pre_hook(
+        lambda module, inputs: fed.append(inputs[0].shape[1])
     )
     pair.tokens()
     hook.remove()

@@ -44,6 +44,8 @@ class Account:
     fidelity: Fidelity = field(default_factory=Fidelity)
     hops: Hops = field(default_factory=Hops)
     parents: tuple[str, ...] = ()
+    signers: tuple[str, ...] = ()
+    """Key ids of all who have had a part in the context, whether by cache or by text."""
     held: tuple[SegmentRef, ...] = ()
     inherited: tuple[Inherited, ...] = ()
     batons: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from kvbaton.redaction import redacted_content
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
 from kvbaton.shipping import Packing
-from kvbaton.sources import Spans, chosen_mode, chosen_source, importance_of, mode_of
+from kvbaton.sources import Spans, chosen_mode, chosen_source, importance_of, mode_of, words_of
 from kvbaton.taking import (
     Taker,
     Taking,
@@ -43,6 +43,7 @@ from kvbaton.taking import (
     refused,
     require_window,
     room_for,
+    signers_of,
     text_only,
 )
 from kvbaton.types import (
@@ -215,7 +216,7 @@ class Agent:
         require_window(self.engine, wanted)
         account.reused, account.held = known.cache.length, known.stored()
         account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
-        account.parents, account.hops = known.parents, known.hops
+        account.parents, account.hops, account.signers = known.parents, known.hops, known.signers
         account.inherit(known.inherited, known.cache.length)
         return self._answer(known.cache, wanted, how, account)
 
@@ -319,18 +320,16 @@ class Agent:
         source, shown = chosen_source(
             self.engine, turn, wanted, spans, private=private, keep=keep, clean=clean
         )
-        text = self.engine.chat.text_of(source.packed_ids)
-        if not self.gate.outcome(text).passed:
-            runs = None if wanted is Mode.CONTINUE else source.runs
-            return self._as_text(turn, said, None, until, runs)
-        whole = wanted is Mode.CONTINUE
+        words, whole = words_of(self.engine, source, turn, wanted), wanted is Mode.CONTINUE
+        if not self.gate.passes(words):
+            return self._as_text(turn, said, None, until, None if whole else source.runs)
         baton = self.relay.hand_off(
             source,
             sender=self.name,
             mode=wanted,
-            text=text,
+            text=words.text,
             spans=shown,
-            messages=tuple(turn.messages) if whole else (),
+            messages=words.messages,
             terms=said,
             packing=Packing(plan, requantize, noise),
             importance=importance_of(self.engine, source) if importance and whole else None,
@@ -364,6 +363,7 @@ class Agent:
             sender=self.name,
             removed=content.removed,
             parents=turn.conversation.parents,
+            signers=turn.conversation.signers,
             terms=said,
             to_domain=to_domain or "",
             expires_ms=expires_ms,
@@ -494,6 +494,7 @@ class Agent:
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(baton.id for baton in opened), labels or {}
         account.reasons, account.warnings = reasons, warnings
+        account.signers = signers_of(opened)
         terms = Taking(
             limit_s,
             FidelityClass(minimum),
@@ -574,6 +575,7 @@ class Agent:
             account.parents,
             account.hops,
             inherited=account.inherited,
+            signers=account.signers,
         )
         if self.stream:
             talk.outbox = Outbox(self.relay, cache, account.held, account.inherited)

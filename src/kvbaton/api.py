@@ -27,7 +27,9 @@ from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
-from kvbaton.errors import BatonRefused, InputError, SettingsError
+from kvbaton.errors import BatonRefused, Filtered, InputError, SettingsError
+from kvbaton.gating import TextGate
+from kvbaton.opening import Bearer
 from kvbaton.policy.filter_files import filters_from_toml
 from kvbaton.policy.filters import TextFilter
 from kvbaton.probes.first_tokens import WatchRange, watch_of
@@ -38,7 +40,7 @@ from kvbaton.tuning.probe_limits import FOLDER as PROBE_FOLDER
 from kvbaton.tuning.probe_limits import stored_probe_limits
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
 from kvbaton.tuning.watch import stored_watch_range
-from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun
+from kvbaton.types import Baton, BatonRef, Fidelity, FidelityClass, Role, Span, TokenRun, Transcript
 from kvbaton.vaults import sealed
 from kvbaton.warming import chains_of, warm_soon
 
@@ -340,6 +342,7 @@ def export_cache(
     sender: str = "generate",
     text: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    filters: Sequence[TextFilter] | None = None,
 ) -> Baton | list[Baton]:
     """Hand off a cache that your own code has filled, with ``generate`` or a loop of your own.
 
@@ -365,6 +368,8 @@ def export_cache(
     text, messages
         What a single sequence says, for receivers with another tokenizer; the decoded ids and
         nothing by default.
+    filters
+        Asked for the text before anything is stored; by default those of the settings.
 
     Returns
     -------
@@ -377,6 +382,8 @@ def export_cache(
         The cache cannot be read faithfully: quantized, offloaded, static, of another model.
     InputError
         Ids or mask do not belong to the cache.
+    Filtered
+        A filter refused the text or took something out of it: a cache cannot be redacted.
     StoreError
         The store could not take it.
     """
@@ -384,6 +391,11 @@ def export_cache(
     if len(adopted) > 1 and (text is not None or messages):
         raise InputError("text and messages describe one sequence", hint="export them one by one")
     relay = _relay(engine, store)
+    gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
+    told = tuple(dict(message) for message in messages)
+    for one in adopted:
+        if not (gate.passes(Transcript(one.ids, "", told)) and gate.outcome(text or "").passed):
+            raise Filtered("a filter took something out of the text: the cache may not leave")
 
     def hand_off(one: Adopted) -> Baton:
         return relay.hand_off(
@@ -391,7 +403,7 @@ def export_cache(
             sender=sender,
             text=engine.chat.text_of(one.ids) if text is None else text,
             spans=(Span(Role.HISTORY, TokenRun(0, len(one.ids))),),
-            messages=tuple(messages),
+            messages=told,
         )
 
     batons = [hand_off(one) for one in adopted]
@@ -406,6 +418,9 @@ def attach_cache(
     store: Relay | Store | str | None = None,
     room: int | None = None,
     deadline_s: float = agent.DEADLINE_S,
+    receiver: str = "generate",
+    ticket: str | None = None,
+    filters: Sequence[TextFilter] | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Take a baton for your own code: its cache, and all ids of the sequence.
 
@@ -429,6 +444,10 @@ def attach_cache(
         Positions to make room for behind the ids, so that decoding copies nothing.
     deadline_s
         Seconds until the cache is there.
+    receiver, ticket
+        Who takes it, and the sender's permission, where the trust domain asks for one.
+    filters
+        Asked for the baton's text before anything is attached; by default those of the settings.
 
     Returns
     -------
@@ -441,11 +460,15 @@ def attach_cache(
     ------
     BatonRefused
         The cache cannot be used; ``reason_code`` says why.  The baton's ids can be prefilled.
-    BatonUnavailable, NotTrusted
+    BatonUnavailable, NotTrusted, Filtered
         The baton cannot be read, or may not be.
     """
     relay = _relay(engine, store)
-    opened = relay.open(baton, deadline_s=deadline_s)
+    opened = relay.open(baton, deadline_s=deadline_s, bearer=Bearer(receiver, ticket))
+    gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
+    left, _ = gate.arriving(opened)
+    if left.transcript is not opened.transcript:
+        raise Filtered("a filter took something out of the baton's text: its cache is not used")
     ids = (*opened.transcript.ids, *new_ids)
     cached = min(opened.manifest.cached_tokens, len(ids) - 1)
     taken = relay.take(

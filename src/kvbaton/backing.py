@@ -42,7 +42,8 @@ class Source:
     ``ids`` are the tokens of the conversation: the first ``cached`` have KV in ``cache``, the rest
     are pending.  ``held`` are segments of a store that back positions of the cache already;
     ``inherited`` are the positions that are not exact.  ``parts`` are the runs of ``ids`` that are
-    handed off, ascending: all of them by default.
+    handed off, ascending: all of them by default.  ``signers`` are the key ids of all who have
+    had a part in it.
     """
 
     cache: Any
@@ -53,6 +54,7 @@ class Source:
     hops: Hops = field(default_factory=Hops)
     inherited: tuple[Inherited, ...] = ()
     parts: tuple[TokenRun, ...] = ()
+    signers: tuple[str, ...] = ()
 
     @property
     def runs(self) -> tuple[TokenRun, ...]:

@@ -28,7 +28,8 @@ class Conversation:
 
     The first ``cache.length`` of ``ids`` have KV; the rest are pending: sampled, never fed.
     ``held`` are segments of the store that back positions of the cache; ``inherited`` are the
-    positions whose KV is not exact.
+    positions whose KV is not exact.  ``signers`` are the key ids of all who have had a part in the
+    context, by cache or by text.
     """
 
     cache: Any
@@ -40,6 +41,7 @@ class Conversation:
     hops: Hops = field(default_factory=Hops)
     outbox: Outbox | None = None
     inherited: tuple[Inherited, ...] = ()
+    signers: tuple[str, ...] = ()
 
     @property
     def shared_tokens(self) -> int:
@@ -73,6 +75,7 @@ class Conversation:
             hops=self.hops,
             inherited=self.inherited,
             parts=parts,
+            signers=self.signers,
         )
 
 

@@ -229,7 +229,7 @@ class Fault(StrEnum):
     NOT_FINITE = "not-finite"
     ENVELOPE = "envelope"
     DIGEST = "digest"
-    BINDING = "kv-of-other-tokens"
+    BINDING = "kv-other-tokens"
     DECRYPTION = "decryption"
 
 

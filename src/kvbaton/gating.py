@@ -7,13 +7,13 @@ says besides (instruction, summary, goal) is filtered, too, each by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbaton.engines.base import Engine
 from kvbaton.errors import Filtered
 from kvbaton.policy.filters import FilterOutcome, TextFilter, run_filters
+from kvbaton.redaction import gated_words
 from kvbaton.types import Baton, Reason, Terms, Transcript
 
 _SAID = ("instruction", "summary", "goal")
@@ -70,36 +70,43 @@ class TextGate:
         terms, reasons = self.terms(baton.manifest.terms)
         if reasons:
             baton = replace(baton, manifest=replace(baton.manifest, terms=terms))
-        found = self.outcome(self._text_of(baton))
+        words, found = self._left_of(baton)
         if found.passed:
             return baton, reasons
-        return text_only_baton(self.engine, baton, found), (*reasons, *found.reasons)
+        return text_only_baton(self.engine, baton, words, found), (*reasons, *found.reasons)
 
-    def _text_of(self, baton: Baton) -> str:
-        """Everything of a transcript that could reach the model."""
-        words, function = baton.transcript, self.engine.function
-        if "tokenizer" not in baton.manifest.function.differing(function):
-            return self.engine.chat.text_of(words.ids)
-        said = [str(message.get("content") or "") for message in words.messages]
-        return "\n".join([words.text, *said])
+    def passes(self, words: Transcript) -> bool:
+        """Whether a transcript of this agent's may leave as it is, its messages included.
+
+        Raises
+        ------
+        Filtered
+            A filter refused it.
+        """
+        return not self.filters or gated_words(self.engine, words, self.filters)[1].passed
+
+    def _left_of(self, baton: Baton) -> tuple[Transcript, FilterOutcome]:
+        """What the filters leave of everything in a transcript that could reach the model."""
+        differing = baton.manifest.function.differing(self.engine.function)
+        return gated_words(
+            self.engine,
+            baton.transcript,
+            self.filters,
+            same_tokenizer="tokenizer" not in differing,
+        )
 
 
-def text_only_baton(engine: Engine, baton: Baton, left: FilterOutcome) -> Baton:
+def text_only_baton(engine: Engine, baton: Baton, words: Transcript, left: FilterOutcome) -> Baton:
     """A baton of this process with nothing but a text, in place of one whose text was redacted."""
-    ids = engine.chat.ids_of(left.text)
     listing = replace(
         baton.manifest,
         function=engine.function,
         cached_tokens=0,
-        pending_tokens=len(ids),
+        pending_tokens=len(words.ids),
         spans=(),
         segments=(),
+        noise=0.0,
         redacted=left.redacted,
         importance=None,
     )
-    return replace(baton, manifest=listing, transcript=Transcript(ids, left.text))
-
-
-def names_of(outcomes: Sequence[FilterOutcome]) -> tuple[str, ...]:
-    """Names of the filters that took something out, each once."""
-    return tuple(dict.fromkeys(name for found in outcomes for name in found.redacted))
+    return replace(baton, manifest=listing, transcript=words)

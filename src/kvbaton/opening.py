@@ -8,9 +8,11 @@ ticket; last the transcript.  Until the signature is verified no byte of the pay
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from kvbaton.clock import within
 from kvbaton.errors import (
@@ -25,7 +27,7 @@ from kvbaton.errors import (
 from kvbaton.pedigree import Kin, Pedigree
 from kvbaton.reasons import unavailable
 from kvbaton.seals import Purpose, TrustDomain
-from kvbaton.seals.statement import verify
+from kvbaton.seals.statement import parsed_quietly, verify
 from kvbaton.seals.tickets import Ticket, check_ticket, issue, spend
 from kvbaton.stores import Key, Kind, Store, open_store
 from kvbaton.types import Baton, BatonRef, Manifest, Transcript
@@ -85,9 +87,11 @@ class Opening:
             self._in_process(baton, bearer)
             return baton
         ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+        given_up = _GivenUp()
         try:
-            return within(deadline_s, lambda: self._read(ref, bearer))
+            return within(deadline_s, lambda: self._read(ref, bearer, given_up))
         except FutureTimeout:
+            given_up.now()
             late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
             raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
 
@@ -99,12 +103,14 @@ class Opening:
         """A baton of this process needs no ticket and no signature: whoever could forge it could
         as well call the model."""
         _require_current(baton.manifest, self.domain, now_ms=now_ms())
-        self.pedigree.note(Kin.of(baton))
+        self.pedigree.require_not_revoked(baton)
+        if not self.pedigree.knows(baton.id):
+            self.pedigree.note(Kin.of(baton))
         if bearer.ticket is not None:
             ticket = self._checked(baton.id, baton.manifest, bearer)
             self._spend(ticket, self.store_of(baton.ref.store))
 
-    def _read(self, ref: BatonRef, bearer: Bearer) -> Baton:
+    def _read(self, ref: BatonRef, bearer: Bearer, given_up: _GivenUp) -> Baton:
         store = self.store_of(ref.store)
         with unavailable("manifest"):
             raw, store = self._envelope(ref.id, store)
@@ -114,7 +120,8 @@ class Opening:
         ticket = self._ticket(ref.id, listing, bearer)
         words = read_transcript(store, listing, self.domain)
         if ticket is not None:
-            self._spend(ticket, store)
+            with given_up.not_yet():  # whoever waits no more must not lose the ticket
+                self._spend(ticket, store)
         believed = replace(listing, hops=found.hops, fidelity=found.fidelity)
         return Baton(ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings)
 
@@ -196,6 +203,33 @@ class Opening:
             spend(ticket, self.domain.keys, _claimer(shelf))
 
 
+class _GivenUp:
+    """Whether somebody still waits: asked before what cannot be taken back."""
+
+    def __init__(self) -> None:
+        self._lock, self._over = Lock(), False
+
+    def now(self) -> None:
+        """Nobody waits any more; what has begun goes on."""
+        if self._lock.acquire(blocking=False):
+            self._over = True
+            self._lock.release()
+
+    @contextmanager
+    def not_yet(self) -> Iterator[None]:
+        """Do something that only counts where somebody waits for it.
+
+        Raises
+        ------
+        StoreTimeout
+            Nobody does.
+        """
+        with self._lock:
+            if self._over:
+                raise StoreTimeout("the take was abandoned")
+            yield
+
+
 def _claimer(store: Store) -> Callable[[str], bool]:
     def claim(name: str) -> bool:
         with unavailable("ticket"):
@@ -226,8 +260,12 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def read_manifest(raw: bytes, name: str, domain: TrustDomain) -> tuple[Manifest, str]:
+def read_manifest(
+    raw: bytes, name: str, domain: TrustDomain, *, revoked: bool = False
+) -> tuple[Manifest, str]:
     """The manifest in an envelope and the id of its key, once the signature is verified.
+
+    ``revoked`` accepts a revoked key as well, for who deletes what it has signed.
 
     Raises
     ------
@@ -242,12 +280,13 @@ def read_manifest(raw: bytes, name: str, domain: TrustDomain) -> tuple[Manifest,
         purpose=Purpose.BATON,
         trust=domain.trust,
         promised=name,
+        revoked=revoked,
     )
-    try:
-        listing = manifest.parse_manifest(verified.payload)
-    except FormatError as error:
-        why = error.fault.value
-        raise BatonUnavailable(f"the baton's manifest is damaged ({why})") from None
+    found = parsed_quietly(manifest.parse_manifest, verified.payload)
+    if isinstance(found, Fault):
+        damaged = FormatError("no manifest", fault=found)
+        raise BatonUnavailable(f"the baton's manifest is damaged ({found})") from damaged
+    listing = found
     if not verified.key.speaks_for(listing.sender, listing.domain):
         raise NotTrusted(
             "the baton's key may not speak for the sender that it names",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbaton.backing import one_more
@@ -64,8 +65,12 @@ class Kin:
 
     @classmethod
     def of(cls, baton: Baton) -> Kin:
-        """What a baton of this process says."""
-        return cls.of_manifest(baton.id, baton.manifest, baton.signer, baton.envelope)
+        """What a baton of this process says: in its envelope, since its manifest is what is
+        believed."""
+        listing = baton.manifest
+        if baton.envelope:
+            listing = manifest.parse_manifest(manifest.unwrap(baton.envelope))
+        return cls.of_manifest(baton.id, listing, baton.signer, baton.envelope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class Pedigree:
     def __init__(self, domain: TrustDomain) -> None:
         self._domain = domain
         self._known: OrderedDict[str, Kin] = OrderedDict()
+        self._sound: set[str] = set()
+        """Batons whose ancestors were all verified here."""
         self._lock = threading.Lock()
 
     def note(self, kin: Kin) -> None:
@@ -91,7 +98,8 @@ class Pedigree:
             self._known[kin.name] = kin
             self._known.move_to_end(kin.name)
             while len(self._known) > KNOWN:
-                self._known.popitem(last=False)
+                gone, _ = self._known.popitem(last=False)
+                self._sound.discard(gone)
 
     def find(self, name: str, store: Store) -> Kin | None:
         """What a baton says, remembered or read from a store.
@@ -152,34 +160,82 @@ class Pedigree:
             ``CLAIMS``: a baton on the way claims better than its parents allow.
             ``ANCESTOR_REVOKED``: a key of an ancestor was revoked.
         """
-        missing = False
-        seen, todo = {kin.name}, [kin]
-        while todo:
-            one = todo.pop()
-            self._require_signers(one, is_ancestor=one is not kin)
-            parents = [self.find(name, store) for name in one.parents]
-            missing = missing or None in parents or len(seen) > MAX_ANCESTORS
-            there = [parent for parent in parents if parent is not None]
-            _require_modest(one, there)
-            if len(seen) <= MAX_ANCESTORS:
-                todo += [parent for parent in there if parent.name not in seen]
-                seen |= {parent.name for parent in there}
+        missing = self._look_back(kin, store)
         self.note(kin)
         if not missing:
             return Origin(kin.hops, kin.fidelity)
         worst = Fidelity(FidelityClass.APPROXIMATE, kin.fidelity.codec, kin.fidelity.calibration)
-        sentence = "a parent of the baton is missing: its hops and fidelity count as the worst"
+        sentence = f"{missing}: its hops and fidelity count as the worst"
         return Origin(UNKNOWN_ORIGIN, worst, (Reason(ReasonCode.PARENT_MISSING, sentence),))
+
+    def _look_back(self, kin: Kin, store: Store) -> str:
+        """Verify all ancestors; why they cannot all be, or an empty sentence.
+
+        Each baton lists the signers of all its ancestors, so where a baton's ancestors were once
+        verified its own list tells which keys to ask about.
+        """
+        missing, seen, todo = "", {kin.name}, [kin]
+        while todo:
+            one = todo.pop()
+            self._require_signers(one, is_ancestor=one is not kin)
+            if one.name in self._sound:
+                continue
+            parents = [self.find(name, store) for name in one.parents]
+            there = [parent for parent in parents if parent is not None]
+            if len(there) < len(parents):
+                missing = "a parent of the baton is missing"
+            _require_modest(one, there)
+            new = [parent for parent in there if parent.name not in seen]
+            if len(seen) + len(new) > MAX_ANCESTORS:
+                return f"the baton has more than {MAX_ANCESTORS} ancestors"
+            todo += new
+            seen |= {parent.name for parent in new}
+        if not missing:
+            with self._lock:
+                self._sound |= seen
+        return missing
+
+    def knows(self, name: str) -> bool:
+        """Whether a baton's origin is remembered."""
+        with self._lock:
+            return name in self._known
+
+    def require_not_revoked(self, baton: Baton) -> None:
+        """Refuse a baton of this process whose key, or one that it descends from, was revoked.
+
+        Raises
+        ------
+        NotTrusted
+            ``KEY_REVOKED`` for its own key, ``ANCESTOR_REVOKED`` for another.
+        """
+        if self._revoked(baton.signer):
+            raise NotTrusted("the baton's key was revoked", fault=TrustFault.KEY_REVOKED)
+        if any(map(self._revoked, baton.manifest.signers)):
+            raise _revoked()
+
+    def ancestry(self, parents: Sequence[Kin]) -> Iterator[Kin]:
+        """Parents and what is remembered of theirs, each once, nearest first."""
+        todo, seen = list(parents), {kin.name for kin in parents}
+        while todo:
+            one = todo.pop(0)
+            yield one
+            for name in one.parents:
+                with self._lock:
+                    kin = self._known.get(name)
+                if kin is not None and name not in seen and len(seen) <= MAX_ANCESTORS:
+                    seen.add(name)
+                    todo.append(kin)
 
     def _require_signers(self, kin: Kin, *, is_ancestor: bool) -> None:
         """Refuse what a revoked key has signed or has had a part in; asked each time, since keys
         are revoked while batons are remembered."""
-        trust = self._domain.trust
         keys = (kin.signer, *kin.signers) if is_ancestor else kin.signers
-        for keyid in keys:
-            key = trust.find(keyid)
-            if key is not None and key.status is KeyStatus.REVOKED:
-                raise _revoked()
+        if any(map(self._revoked, keys)):
+            raise _revoked()
+
+    def _revoked(self, keyid: str) -> bool:
+        key = self._domain.trust.find(keyid)
+        return key is not None and key.status is KeyStatus.REVOKED
 
 
 def _require_modest(kin: Kin, parents: list[Kin]) -> None:

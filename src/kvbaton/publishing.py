@@ -26,7 +26,7 @@ from kvbaton.types import (
     Terms,
     Transcript,
 )
-from kvbaton.vaults import bare
+from kvbaton.vaults import bare, require_sealed
 from kvbaton.wire import manifest, transcript
 from kvbaton.wire.digests import baton_id
 
@@ -54,9 +54,15 @@ class Publisher:
         spans: tuple[Span, ...],
         function: FunctionId,
         parents: Sequence[Kin],
+        *,
+        signers: Sequence[str] = (),
     ) -> Manifest:
-        """A manifest of text, before its transcript is known."""
-        signers = {key for kin in parents for key in (kin.signer, *kin.signers) if key}
+        """A manifest of text, before its transcript is known.
+
+        ``signers`` have had a part in it besides those of the parents: what was prefilled as text
+        has no parents, and still comes from somebody.
+        """
+        all_signers = {key for kin in parents for key in (kin.signer, *kin.signers) if key}
         return Manifest(
             function=function,
             domain=self.domain.name,
@@ -75,7 +81,7 @@ class Publisher:
             parents=(),
             terms=terms or Terms(),
             producer=self.engine.producer,
-            signers=tuple(sorted(signers)),
+            signers=tuple(sorted(all_signers.union(signers))),
         )
 
     def publish(
@@ -101,7 +107,8 @@ class Publisher:
             signer = self.domain.signers.signer(listing.sender, self.domain.name)
             raw = sign(manifest.PAYLOAD_TYPE, payload, signer)
         with clock.phase("put"):
-            for kin in parents:  # whoever opens this one looks at them, in this store
+            require_sealed(self.store, self.domain)
+            for kin in self.pedigree.ancestry(parents):  # who opens this one looks for them here
                 self._keep(kin.name, kin.envelope)
             # Another domain does not have this one's key.
             store = self.store if listing.export is None else bare(self.store)
@@ -119,7 +126,7 @@ class Publisher:
             bytes_deduplicated=shipment.bytes_deduplicated,
             seconds=clock.seconds,
         )
-        self.pedigree.note(Kin.of(baton))
+        self.pedigree.note(Kin.of_manifest(name, listing, signer.keyid, raw))
         return baton
 
     def _keep(self, name: str, envelope: bytes) -> None:

@@ -94,8 +94,8 @@ class PurgeReport:
 
     @property
     def proven(self) -> bool:
-        """Nothing of what was deleted was found again."""
-        return not self.remains
+        """It is known what there was to delete, and nothing of it was found again."""
+        return not self.remains and not self.unverified
 
     def to_json(self) -> JSON:
         """As ``kvbaton purge --json`` prints it."""
@@ -180,7 +180,8 @@ def purge(
 
 
 def _verified(store: Store, domain: TrustDomain) -> dict[str, Manifest]:
-    """Manifests of all batons that a trusted key has signed."""
+    """Manifests of all batons that a key has signed that is trusted, or was before it was revoked:
+    those are the first that one wants to be rid of."""
     listings = {e.key.name: _listing(store, domain, e.key) for e in store.list(Kind.BATON)}
     return {name: listing for name, listing in listings.items() if listing is not None}
 
@@ -190,7 +191,7 @@ def _listing(store: Store, domain: TrustDomain, key: Key) -> Manifest | None:
     for place in (store, bare(store)):
         try:
             raw = place.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
-            listing, _ = read_manifest(raw, key.name, domain)
+            listing, _ = read_manifest(raw, key.name, domain, revoked=True)
         except (NotTrusted, NotFound, FormatError, BatonUnavailable):
             continue
         if place is store or listing.export is not None:

@@ -42,6 +42,7 @@ from kvbaton.engines.base import Engine
 from kvbaton.errors import (
     Fault,
     FormatError,
+    InputError,
     KvbatonError,
 )
 from kvbaton.opening import NOBODY, Bearer, Opening
@@ -230,7 +231,9 @@ class Relay:
         ids, cached = source.packed_ids, source.packed_cached
         promised = (ref.promised for ref in shipment.segments)
         fidelity = worst_fidelity(*promised, *(kin.fidelity for kin in parents))
-        listing = self.publisher.listing(sender, mode, terms, ids, spans, function, parents)
+        listing = self.publisher.listing(
+            sender, mode, terms, ids, spans, function, parents, signers=source.signers
+        )
         listing = replace(
             listing,
             cached_tokens=cached,
@@ -254,6 +257,7 @@ class Relay:
         sender: str,
         removed: tuple[str, ...] = (),
         parents: tuple[str, ...] = (),
+        signers: tuple[str, ...] = (),
         terms: Terms | None = None,
         to_domain: str = "",
         expires_ms: int = 0,
@@ -274,14 +278,19 @@ class Relay:
 
         Raises
         ------
+        InputError
+            ``to_domain`` is this relay's own.
         StoreError
             The store could not take it; no baton exists.
         """
+        if to_domain == self.domain.name:
+            raise InputError("this is the agent's own trust domain", at="$.to_domain")
         clock = Clock()
         kin = () if to_domain else self.opening.pedigree.parents(parents, self.store)
         listing = self.publisher.listing(
-            sender, Mode.CONTINUE, terms, words.ids, spans, self.engine.function, kin
-        )
+            sender, Mode.CONTINUE, terms, words.ids, spans, self.engine.function, kin,
+            signers=() if to_domain else signers,
+        )  # fmt: skip
         export = Export(to_domain, secrets.token_hex(SECRET_BYTES)) if to_domain else None
         listing = replace(
             listing,

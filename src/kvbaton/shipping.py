@@ -13,6 +13,7 @@ from kvbaton.arrows import encode_layers, slice_layers
 from kvbaton.backing import Shipment, Source, pieces, placed_ref
 from kvbaton.clock import Clock
 from kvbaton.engines.base import Engine
+from kvbaton.errors import InputError
 from kvbaton.noise import blur_layers, checked_level, span_seeds
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.seals import TrustDomain
@@ -28,9 +29,11 @@ from kvbaton.types import (
     SegmentSpan,
     TokenRun,
 )
+from kvbaton.vaults import require_sealed
 from kvbaton.warming import chains_of, warm_soon
 from kvbaton.wire import segment
 from kvbaton.wire.binding import run_digests
+from kvbaton.wire.limits import MAX_NOISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class Packing:
     function: str = ""
 
     def __post_init__(self) -> None:
-        checked_level(self.noise)
+        if checked_level(self.noise) > MAX_NOISE:
+            raise InputError(f"a baton has noise of at most {MAX_NOISE}", at="$.noise")
 
 
 AS_IT_IS = Packing()
@@ -129,6 +133,7 @@ class Shipper:
         self, sealed: SealedSegment, ids: Sequence[int], clock: Clock
     ) -> tuple[SegmentRef, int]:
         with clock.phase("put"):
+            require_sealed(self.store, self.domain)
             header = sealed.header
             written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
             ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)

@@ -13,7 +13,7 @@ from kvbaton.engines.base import Engine
 from kvbaton.errors import InputError, SliceError
 from kvbaton.policy.fitting import BLOCK_TOKENS, Importance
 from kvbaton.prompts import packed_spans
-from kvbaton.types import BlockScores, Mode, Span, TokenRun
+from kvbaton.types import BlockScores, Mode, Span, TokenRun, Transcript
 
 Spans = Literal["prompt", "generated", "all", "turn"] | Sequence[tuple[int, int] | TokenRun]
 """What a slice is made of."""
@@ -81,6 +81,13 @@ def chosen_source(
     named = "all" if spans is None else spans
     source, shown = slice_source(engine, turn, named, private=private, keep=keep)
     return (computed_alone(engine, source) if clean else source), shown
+
+
+def words_of(engine: Engine, source: Source, turn: Turn, mode: Mode) -> Transcript:
+    """The transcript of what is handed off: with messages only where it is the whole turn."""
+    ids = source.packed_ids
+    told = tuple(map(dict, turn.messages)) if mode is Mode.CONTINUE else ()
+    return Transcript(ids, engine.chat.text_of(ids), told)
 
 
 def whole_source(turn: Turn, mode: Mode) -> tuple[Source, tuple[Span, ...]]:
@@ -157,7 +164,7 @@ def computed_alone(engine: Engine, source: Source) -> Source:
     ids, cached = source.packed_ids, source.packed_cached
     cache = engine.new_cache(cached)
     engine.forward(cache, ids[:cached])
-    return Source(cache, cached, ids, parents=source.parents)
+    return Source(cache, cached, ids, parents=source.parents, signers=source.signers)
 
 
 def importance_of(engine: Engine, source: Source) -> BlockScores:

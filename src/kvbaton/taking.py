@@ -287,6 +287,7 @@ class Taker:
         known, account = self.known, self.account
         agreed = agreed_tokens(self.engine, known, prompt)
         if known is not None and agreed >= prompt.own_tokens:  # its beginning may be inexact
+            account.signers = tuple(sorted({*account.signers, *known.signers}))
             account.inherit(known.inherited, prompt.own_tokens)
             if account.inherited:
                 worn, own = account.hops, known.hops
@@ -420,6 +421,11 @@ def open_all(
             opened.append(baton)
             reasons += why
     return opened, reasons, warnings
+
+
+def signers_of(batons: Sequence[Baton]) -> tuple[str, ...]:
+    """Key ids of all who have had a part in some batons, sorted."""
+    return tuple(sorted({k for b in batons for k in (b.signer, *b.manifest.signers) if k}))
 
 
 def not_opened(error: NotTrusted | BatonUnavailable | Filtered) -> tuple[Outcome, Reason]:

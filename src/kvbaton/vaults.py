@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvbaton.errors import SettingsError
 from kvbaton.seals import TrustDomain
 from kvbaton.seals.encryption import DomainCipher
 from kvbaton.stores import EncryptedStore, Store
@@ -19,6 +20,21 @@ def sealed(store: Store, domain: TrustDomain) -> Store:
     if isinstance(store, EncryptedStore) and store.cipher == cipher:
         return store
     return EncryptedStore(bare(store), cipher)
+
+
+def require_sealed(store: Store, domain: TrustDomain) -> None:
+    """Refuse to write in the clear where a domain asks for encryption since a store was opened.
+
+    Raises
+    ------
+    SettingsError
+        It does.
+    """
+    if domain.requirements.encryption and not isinstance(store, EncryptedStore):
+        raise SettingsError(
+            f"trust domain {domain.name!r} asks for encryption since this process began",
+            hint="start it again",
+        )
 
 
 def bare(store: Store) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvbaton.errors import Filtered, InputError, NotTrusted, TrustFault
+from kvbaton.errors import (
+    BatonUnavailable,
+    Filtered,
+    InputError,
+    NotTrusted,
+    SettingsError,
+    TrustFault,
+)
 from kvbaton.policy.filters import PatternFilter
 from kvbaton.seals import (
     ANYBODY,
@@ -37,7 +45,7 @@ from kvbaton.types import (
 )
 from kvbaton.wire import limits
 from kvbaton.wire.digests import DomainKeys
-from kvbaton.wire.manifest import PAYLOAD_TYPE
+from kvbaton.wire.manifest import PAYLOAD_TYPE, encode_manifest
 
 LONG = "Hello there, you plan and code. " * 4
 MESSAGES = [{"role": "user", "content": "Hello there"}]
@@ -447,3 +455,128 @@ def test_a_reference_into_another_encrypted_store_is_read(agent_of: Any) -> None
     turn = agent_of("b", domain=ring.domain).take(baton.ref, "Go on", max_new_tokens=4)
     assert turn.receipt.route is Route.BATON
     MemoryStore.forget("trust-encrypted")
+
+
+# --- what a hostile reading has found ------------------------------------------------------------
+
+
+def test_noise_that_would_hide_another_text_is_refused(agent_of: Any) -> None:
+    """The sender cannot switch the check of layer 0 off by claiming noise."""
+    with pytest.raises(InputError, match="at most"):
+        handed_off(agent_of, said={"noise": limits.MAX_NOISE + 0.01})
+    listing = handed_off(agent_of, said={"noise": limits.MAX_NOISE}).manifest
+    for claimed in (replace(listing, noise=1e6), replace(listing, fidelity=Fidelity())):
+        with pytest.raises(InputError):
+            encode_manifest(claimed)
+
+
+def test_messages_of_a_baton_pass_the_filters_too(agent_of: Any, domain: TrustDomain) -> None:
+    """At hand-off what no template renders, at take what is retold."""
+    hidden = [{"role": "user", "content": "Hello there", "note": "the code is secret"}]
+    sender = agent_of("a", filters=[NO_CODE])
+    baton = sender.hand_off(sender.run(messages=hidden, max_new_tokens=4))
+    assert baton.manifest.redacted == ("no-code",)
+    assert "code" not in str(baton.transcript.messages)
+    ring = Ring("a")
+    abroad = agent_of("a", domain=TrustDomain("far", DomainKeys(bytes(32)), ring, ring))
+    ring.known = {
+        keyid: replace(key, grants=(Grant("a", "far"),)) for keyid, key in ring.known.items()
+    }
+    told = abroad.hand_off(abroad.run(messages=hidden, max_new_tokens=4), to_domain="local")
+    home = TrustDomain("local", KEYS, ring, ring)
+    turn = agent_of("b", domain=home, filters=[NO_CODE]).take(told.id, "Go on", max_new_tokens=2)
+    assert turn.receipt.reasons[0].code is ReasonCode.FILTER_REDACTED
+    assert "code" not in turn.conversation.messages[0]["content"]
+
+
+def test_ones_own_domain_is_no_other_one(agent_of: Any) -> None:
+    """Otherwise tickets and encryption could be left out by naming it."""
+    with pytest.raises(InputError, match="own trust domain"):
+        handed_off(agent_of, said={"to_domain": "local"})
+
+
+def test_a_baton_in_process_is_asked_for_revocation(agent_of: Any) -> None:
+    """Its own key, and those that it descends from."""
+    ring = Ring("a", "b")
+    first = handed_off(agent_of, "a", domain=ring.domain)
+    middle = agent_of("b", domain=ring.domain)
+    second = middle.hand_off(middle.take(first, "Go on", max_new_tokens=4))
+    receiver = agent_of("c", domain=ring.domain)
+    receiver.take(second, "Go on", max_new_tokens=2)
+    ring.mark("a", KeyStatus.REVOKED)
+    assert fault_of(lambda: receiver.take(first, "Go on")) is TrustFault.KEY_REVOKED
+    assert fault_of(lambda: receiver.take(second, "Go on")) is TrustFault.ANCESTOR_REVOKED
+
+
+@pytest.mark.parametrize("how", [{"route": "text"}, {}])
+def test_descent_does_not_end_where_text_was_read(agent_of: Any, how: dict[str, str]) -> None:
+    """What was prefilled has no parents and no hops, but still comes from somebody."""
+    ring = Ring("a", "b")
+    first = handed_off(agent_of, "a", domain=ring.domain)
+    middle = agent_of("b", domain=ring.domain)
+    turn = middle.take(first.id, "Go on", max_new_tokens=4, **how)
+    again = middle.run("And then?", max_new_tokens=4)
+    for said in (turn, again):
+        second = middle.hand_off(said)
+        assert first.signer in second.manifest.signers
+    ring.mark("a", KeyStatus.REVOKED)
+    reader = agent_of("c", domain=ring.domain).relay
+    assert fault_of(lambda: reader.open(second.id)) is TrustFault.ANCESTOR_REVOKED
+
+
+def test_chains_over_several_stores_keep_their_origin(agent_of: Any) -> None:
+    """Each agent hands off into a store of its own; the last can still count all hops."""
+    stores = [MemoryStore(f"trust-chain-{i}") for i in range(4)]
+    baton = handed_off(agent_of, "a", store=stores[0])
+    for index, store in enumerate(stores[1:], start=1):
+        agent = agent_of(f"b{index}", store=store)
+        baton = agent.hand_off(agent.take(baton.ref, "Go on", max_new_tokens=3))
+    opened = agent_of("z", store=stores[3]).relay.open(baton.id)
+    assert (opened.manifest.hops.exact, opened.warnings) == (4, ())
+    for store in stores:
+        MemoryStore.forget(store.name)
+
+
+def test_what_is_believed_of_a_baton_is_not_taken_for_its_claims(agent_of: Any, store: Any) -> None:
+    """An opened baton with a missing parent, given to another relay, voids no honest child."""
+    first = handed_off(agent_of)
+    middle = agent_of("b")
+    second = middle.hand_off(middle.take(first.id, "Go on", max_new_tokens=3))
+    third_by = agent_of("c")
+    third = third_by.hand_off(third_by.take(second.id, "Go on", max_new_tokens=3))
+    store.delete(Key(Kind.BATON, first.id))
+    opened = agent_of("d").relay.open(second.id)
+    other = agent_of("e")
+    other.take(opened, "Go on", max_new_tokens=2)
+    assert other.relay.open(third.id).manifest.hops.lossy == limits.MAX_HOPS
+
+
+def test_an_abandoned_take_does_not_spend_its_ticket(agent_of: Any, store: Any) -> None:
+    """Past its deadline nobody waits any more, so nothing is used up."""
+    from kvbaton.testing import Stall, StoreFault
+
+    sender = agent_of("a", store=store)
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=4))
+    ticket = sender.ticket(baton, "b")
+    gate = threading.Event()
+    slow = FaultyStore(store, StoreFault("read", Stall(gate), kind=Kind.TRANSCRIPT))
+    late = agent_of("b", store=slow)
+    with pytest.raises(BatonUnavailable):
+        late.take(baton.id, "Go on", ticket=ticket, deadline_s=0.2)
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "kvbaton-within":
+            thread.join()
+    turn = agent_of("b").take(baton.id, "Go on", ticket=ticket, max_new_tokens=2)
+    assert turn.receipt.route is Route.BATON
+
+
+def test_encryption_asked_for_later_stops_writing_in_the_clear(agent_of: Any, store: Any) -> None:
+    """A process that runs already writes nothing more, and says what to do."""
+    ring = Ring("a")
+    agent = agent_of("a", domain=ring.domain, stream=False)
+    turn = agent.run(LONG, max_new_tokens=4)
+    ring.asked = Requirements(encryption=True)
+    with pytest.raises(SettingsError, match="asks for encryption"):
+        agent.hand_off(turn)
+    assert [entry for kind in Kind for entry in store.list(kind)] == []

@@ -375,3 +375,13 @@ def test_a_secret_that_cannot_be_used_is_an_error(tmp_path: Path, damage: str) -
     with pytest.raises(SettingsError) as caught:
         local_domain(tmp_path)
     assert caught.value.at == str(path)
+
+
+def test_a_lost_trust_file_is_not_begun_anew(tmp_path: Path) -> None:
+    """Where private keys are, a missing trust file is a loss: what the domain asked for is gone."""
+    domain = local_domain(tmp_path / "domains")
+    domain.signers.signer("a", "local")
+    (tmp_path / "domains" / "trust.json").unlink()
+    with pytest.raises(SettingsError, match="is gone") as caught:
+        local_domain(tmp_path / "domains")
+    assert "restore" in caught.value.hint

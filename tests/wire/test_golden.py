@@ -81,7 +81,7 @@ TABLES = {
     "Ways a prefix record can be bad": (BATON_PAGE, PREFIX_CASES),
 }
 ELSEWHERE = {
-    Fault.BINDING: SPEC.parent / "guides" / "probes.md",
+    Fault.BINDING: SPEC.parent / "guides" / "troubleshooting.md",
     Fault.DECRYPTION: SPEC / "encryption.md",
 }
 """Faults of other documents than those of this folder, which have tests of their own."""

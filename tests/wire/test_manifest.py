@@ -74,6 +74,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
     spans = [Span(draw(st.sampled_from(Role)), TokenRun(0, cut), draw(st.integers(-9, 9)))]
     if cut < cached + pending:
         spans.append(Span(Role.GENERATED, TokenRun(cut, cached + pending - cut)))
+    promised = worst_fidelity(draw(FIDELITY), *(ref.promised for ref in segments))
+    noise = draw(st.just(0.0) | st.floats(1e-6, limits.MAX_NOISE))
+    if noise:
+        promised = replace(promised, kind=FidelityClass.APPROXIMATE)
     return Manifest(
         function=FunctionId(draw(HEX), draw(TABLE)),
         domain=draw(NAME),
@@ -87,7 +91,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         transcript_bytes=draw(st.integers(1, limits.MAX_TRANSCRIPT_BYTES)),
         spans=tuple(spans),
         segments=tuple(segments),
-        fidelity=worst_fidelity(draw(FIDELITY), *(ref.promised for ref in segments)),
+        fidelity=promised,
         hops=Hops(draw(st.integers(0, 9)), draw(st.integers(0, 9))),
         parents=tuple(draw(st.lists(HEX, max_size=3))),
         terms=Terms(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(0, 9)), draw(NAME)),
@@ -96,7 +100,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         sequence=draw(st.integers(-1, 1 << 40)),
         expires_ms=draw(st.integers(0, (1 << 63) - 1)),
         signers=tuple(sorted(draw(st.sets(HEX, max_size=3)))),
-        noise=draw(st.just(0.0) | st.floats(1e-6, 10.0)),
+        noise=noise,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvbaton.cli import places
-from kvbaton.cli.holdings import Holding, holdings, prefix_records
+from kvbaton.cli.holdings import Holding, claimed_segments, holdings, prefix_records
 from kvbaton.cli.options import StoreOption
 from kvbaton.cli.output import JsonFlag, Output, bytes_text
 from kvbaton.errors import BatonUnavailable
@@ -70,7 +70,7 @@ def remove(store: Store, gone: list[Holding], kept: list[Holding], *, segments: 
     transcripts = _listed(gone, Kind.TRANSCRIPT) - _listed(kept, Kind.TRANSCRIPT)
     unneeded: set[Key] = set()
     if segments:
-        unneeded = _listed(gone, Kind.SEGMENT) - _listed(kept, Kind.SEGMENT)
+        unneeded = _listed(gone, Kind.SEGMENT) - _listed(kept, Kind.SEGMENT) - _claimed(store, kept)
         lost = {key.name for key in unneeded}
         prefixes = {key for key, address in prefix_records(store) if address in lost}
         removed += [key for key in sorted(prefixes) if store.delete(key)]
@@ -81,6 +81,12 @@ def remove(store: Store, gone: list[Holding], kept: list[Holding], *, segments: 
         "segments": sum(key.kind is Kind.SEGMENT for key in removed),
         "bytes": sum(sizes.get(key, 0) for key in removed),
     }
+
+
+def _claimed(store: Store, kept: list[Holding]) -> set[Key]:
+    """Segments that batons say they need that cannot be verified here: of another key, say."""
+    unverified = [holding.name for holding in kept if holding.manifest is None]
+    return {Key(Kind.SEGMENT, a) for name in unverified for a in claimed_segments(store, name)}
 
 
 def _listed(several: list[Holding], kind: Kind) -> set[Key]:

@@ -7,12 +7,16 @@ envelope around them.  No error quotes what is not trusted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvbaton.errors import Fault, FormatError, NotTrusted, TrustFault
 from kvbaton.seals.base import KeyStatus, Purpose, Signer, Trust, TrustedKey
 from kvbaton.wire.digests import baton_id
 from kvbaton.wire.envelope import Envelope, Signature, encode_envelope, parse_envelope
+
+T = TypeVar("T")
 
 _PLACES = frozenset(
     {
@@ -52,7 +56,13 @@ class Verified:
 
 
 def verify(
-    raw: bytes, *, payload_type: str, purpose: Purpose, trust: Trust, promised: str | None = None
+    raw: bytes,
+    *,
+    payload_type: str,
+    purpose: Purpose,
+    trust: Trust,
+    promised: str | None = None,
+    revoked: bool = False,
 ) -> Verified:
     """The payload of an envelope, once its signature is known to be a trusted key's.
 
@@ -60,6 +70,8 @@ def verify(
     ----------
     promised
         The plain digest (hex) that the payload must have: a baton's id.
+    revoked
+        Accept a revoked key as well: to know what has to be deleted, and for nothing else.
 
     Raises
     ------
@@ -82,13 +94,25 @@ def verify(
         raise _unknown(message, signature, trust)
     if not key.scheme.verify(key.public, message, signature.sig):
         raise _unsound(message, signature, trust)
-    if key.status is KeyStatus.REVOKED:
+    if key.status is KeyStatus.REVOKED and not revoked:
         raise _refuse("its key was revoked", TrustFault.KEY_REVOKED, "$.signatures[0].keyid")
     if purpose not in key.purposes:
         raise _refuse(
             f"its key may not sign a {purpose.value}", TrustFault.SIGNER, "$.signatures[0].keyid"
         )
     return Verified(envelope.payload, key)
+
+
+def parsed_quietly(parse: Callable[[bytes], T], payload: bytes) -> T | Fault:
+    """What a payload parses to, or only which fault it has.
+
+    An error raised after this returns has no trace of the parser's own, which quotes what it has
+    read: who may say something is not known yet.
+    """
+    try:
+        return parse(payload)
+    except FormatError as error:
+        return error.fault
 
 
 def _parsed(raw: bytes, payload_type: str) -> Envelope:

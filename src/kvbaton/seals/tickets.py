@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvbaton.errors import Fault, FormatError, InputError, NotTrusted, TrustFault
 from kvbaton.seals.base import Purpose, Signer, Trust
-from kvbaton.seals.statement import sign, verify
+from kvbaton.seals.statement import parsed_quietly, sign, verify
 from kvbaton.types import JSON
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import dumps, loads
@@ -166,11 +166,12 @@ def check_ticket(
         verified = verify(
             _decoded(text), payload_type=PAYLOAD_TYPE, purpose=Purpose.TICKET, trust=trust
         )
-        ticket = parse_ticket(verified.payload)
-    except (NotTrusted, FormatError) as error:
-        why = error.fault.value
-        hint = error.hint if isinstance(error, NotTrusted) else ""
+    except NotTrusted as error:
+        why, hint = error.fault.value, error.hint
         raise _refuse(f"it cannot be verified ({why})", TrustFault.TICKET_INVALID, hint) from None
+    ticket = parsed_quietly(parse_ticket, verified.payload)
+    if isinstance(ticket, Fault):
+        raise _refuse(f"it is no ticket ({ticket})", TrustFault.TICKET_INVALID)
     if ticket.baton != baton:
         raise _refuse("it is for another baton", TrustFault.TICKET_OTHER)
     if ticket.domain != domain:

@@ -8,7 +8,7 @@ from kvbaton.errors import Fault, FormatError
 from kvbaton.types import JSON, BlockScores, Export, Manifest
 from kvbaton.wire import fields as f
 from kvbaton.wire.canonical import hex_float, parse_hex_float
-from kvbaton.wire.limits import MAX_ENTRIES, MAX_POSITION, MAX_SIGNERS
+from kvbaton.wire.limits import MAX_ENTRIES, MAX_NOISE, MAX_POSITION, MAX_SIGNERS
 
 _INT_MAX = (1 << 63) - 1
 _IMPORTANCE_FIELDS = frozenset({"block_tokens", "scores"})
@@ -116,8 +116,12 @@ def _signers(inside: JSON, name: str, at: str) -> tuple[str, ...]:
 def _noise(inside: JSON, name: str, at: str) -> float:
     text = f.read_text(inside, name, at, at_most=64)
     level = parse_hex_float(text, at=f"{at}.{name}")
-    if level <= 0:
-        raise f.refuse("a level of noise is positive", Fault.OUT_OF_RANGE, f"{at}.{name}")
+    if not 0 < level <= MAX_NOISE:
+        raise f.refuse(
+            f"noise of a level that is not within 0 to {MAX_NOISE}",
+            Fault.OUT_OF_RANGE,
+            f"{at}.{name}",
+        )
     return level
 
 

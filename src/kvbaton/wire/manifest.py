@@ -314,6 +314,8 @@ def _check_tokens(m: Manifest) -> None:
                 f"$.spans[{i}]",
             )
         done = span.run.stop
+    if m.export is not None and m.export.domain == m.domain:
+        raise f.refuse("its own domain is no other one", Fault.OUT_OF_RANGE, "$.extensions.export")
     if m.segments and (m.export is not None or m.redacted):
         raise _bad_segment("a text-only baton lists none", "$.segments")
     _check_segments(m)
@@ -352,6 +354,8 @@ def _check_segments(m: Manifest) -> None:
 def _check_fidelity(m: Manifest) -> None:
     """A baton promises no more than its segments do."""
     worst = max((ref.promised.rank for ref in m.segments), default=0)
+    if m.noise and m.fidelity.kind is not FidelityClass.APPROXIMATE:
+        raise f.refuse("a noisy baton is approximate", Fault.SPANS, "$.fidelity")
     if m.fidelity.rank < worst:
         raise f.refuse(
             f"a baton that says {m.fidelity.kind} of segments that are not",

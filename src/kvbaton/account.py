@@ -68,6 +68,7 @@ class Account:
         self.reasons += taken.reasons
         self.bytes_moved += taken.bytes_moved
         self.probed += taken.probed
+        self.warnings += taken.warnings
         self.held += taken.held
         self.inherit(taken.inherited)
         return taken.cache

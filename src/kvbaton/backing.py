@@ -193,6 +193,7 @@ class Taken:
     inherited: tuple[Inherited, ...] = ()
     bytes_moved: int = 0
     probed: int = 0
+    warnings: tuple[Reason, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -119,6 +119,7 @@ class ReasonCode(StrEnum):
     TICKET_EXPIRED = "ticket-expired"
     TICKET_SPENT = "ticket-spent"
     KV_OTHER_TOKENS = "kv-other-tokens"
+    PARTLY_CHECKED = "partly-checked"
     WINDOWS_ODD = "windows-odd"
     PROBE_IMPOSSIBLE = "probe-impossible"
     FILTER_REDACTED = "filter-redacted"

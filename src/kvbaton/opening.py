@@ -31,7 +31,7 @@ from kvbaton.seals.statement import parsed_quietly, verify
 from kvbaton.seals.tickets import Ticket, check_ticket, issue, spend
 from kvbaton.stores import Key, Kind, Store, open_store
 from kvbaton.types import Baton, BatonRef, Manifest, Transcript
-from kvbaton.vaults import bare, sealed
+from kvbaton.vaults import bare, require_sealed, sealed
 from kvbaton.wire import limits, manifest, transcript
 from kvbaton.wire.binding import check_transcript
 from kvbaton.wire.digests import DomainKeys
@@ -83,6 +83,7 @@ class Opening:
         BatonUnavailable
             Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
+        require_sealed(self.store, self.domain)
         if isinstance(baton, Baton):
             self._in_process(baton, bearer)
             return baton

@@ -6,15 +6,30 @@ decode loop; when the turn ends only the tail is left to do.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from kvbaton.backing import Inherited, Source
 from kvbaton.clock import Clock
 from kvbaton.errors import KvbatonError
 from kvbaton.relay import Relay
 from kvbaton.types import SegmentRef, TokenRun
+
+_open: WeakSet[Outbox] = WeakSet()
+END_S = 30.0
+"""How long an ending process waits for segments that are under way."""
+
+
+@atexit.register
+def _finish_all() -> None:
+    """A thread inside a library when the interpreter is taken apart would abort the process."""
+    for outbox in list(_open):
+        outbox.close()
+    for outbox in list(_open):
+        outbox.join(END_S)
 
 
 class Outbox:
@@ -59,6 +74,7 @@ class Outbox:
             self._wake.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvbaton-outbox", daemon=True)
+            _open.add(self)
             self._thread.start()
 
     def _work(self) -> None:
@@ -86,6 +102,11 @@ class Outbox:
         if self._thread is not None:
             self._thread.join()
         return tuple(self._refs)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for what is under way."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def close(self) -> None:
         """Take no more offers; what is under way goes on."""

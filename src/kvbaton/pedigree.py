@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbaton.backing import one_more
@@ -25,6 +25,8 @@ MAX_ANCESTORS = 512
 """Ancestors that are looked at; where there are more the worst is believed."""
 KNOWN = 2048
 """Batons whose origin is remembered."""
+KNOWN_BYTES = 64 << 20
+"""Bytes of their envelopes, at most."""
 UNKNOWN_ORIGIN = Hops(exact=limits.MAX_HOPS, lossy=limits.MAX_HOPS)
 """Hops where a parent is missing."""
 
@@ -88,6 +90,7 @@ class Pedigree:
     def __init__(self, domain: TrustDomain) -> None:
         self._domain = domain
         self._known: OrderedDict[str, Kin] = OrderedDict()
+        self._size_bytes = 0
         self._sound: set[str] = set()
         """Batons whose ancestors were all verified here."""
         self._lock = threading.Lock()
@@ -95,11 +98,15 @@ class Pedigree:
     def note(self, kin: Kin) -> None:
         """Remember what a verified baton says."""
         with self._lock:
+            old = self._known.pop(kin.name, None)
             self._known[kin.name] = kin
-            self._known.move_to_end(kin.name)
-            while len(self._known) > KNOWN:
-                gone, _ = self._known.popitem(last=False)
-                self._sound.discard(gone)
+            self._size_bytes += len(kin.envelope) - (0 if old is None else len(old.envelope))
+            while len(self._known) > 1 and (
+                len(self._known) > KNOWN or self._size_bytes > KNOWN_BYTES
+            ):
+                name, gone = self._known.popitem(last=False)
+                self._size_bytes -= len(gone.envelope)
+                self._sound.discard(name)
 
     def find(self, name: str, store: Store) -> Kin | None:
         """What a baton says, remembered or read from a store.
@@ -192,7 +199,7 @@ class Pedigree:
             seen |= {parent.name for parent in new}
         if not missing:
             with self._lock:
-                self._sound |= seen
+                self._sound |= seen & self._known.keys()
         return missing
 
     def knows(self, name: str) -> bool:
@@ -210,15 +217,18 @@ class Pedigree:
         """
         if self._revoked(baton.signer):
             raise NotTrusted("the baton's key was revoked", fault=TrustFault.KEY_REVOKED)
-        if any(map(self._revoked, baton.manifest.signers)):
-            raise _revoked()
+        self.require_none_revoked(baton.manifest.signers)
 
-    def ancestry(self, parents: Sequence[Kin]) -> Iterator[Kin]:
-        """Parents and what is remembered of theirs, each once, nearest first."""
+    def bring(self, parents: Sequence[Kin], keep: Callable[[Kin], bool]) -> None:
+        """Offer parents and what is remembered of theirs, nearest first.
+
+        ``keep`` says whether it was new: behind what is known already nothing is offered.
+        """
         todo, seen = list(parents), {kin.name for kin in parents}
         while todo:
             one = todo.pop(0)
-            yield one
+            if not keep(one):
+                continue
             for name in one.parents:
                 with self._lock:
                     kin = self._known.get(name)
@@ -226,12 +236,21 @@ class Pedigree:
                     seen.add(name)
                     todo.append(kin)
 
+    def require_none_revoked(self, keyids: Iterable[str]) -> None:
+        """Refuse what a revoked key has had a part in.
+
+        Raises
+        ------
+        NotTrusted
+            ``ANCESTOR_REVOKED``.
+        """
+        if any(map(self._revoked, keyids)):
+            raise _revoked()
+
     def _require_signers(self, kin: Kin, *, is_ancestor: bool) -> None:
         """Refuse what a revoked key has signed or has had a part in; asked each time, since keys
         are revoked while batons are remembered."""
-        keys = (kin.signer, *kin.signers) if is_ancestor else kin.signers
-        if any(map(self._revoked, keys)):
-            raise _revoked()
+        self.require_none_revoked((kin.signer, *kin.signers) if is_ancestor else kin.signers)
 
     def _revoked(self, keyid: str) -> bool:
         key = self._domain.trust.find(keyid)

@@ -65,6 +65,10 @@ class SlicePrompt(Prompt):
     slices: tuple[Hung, ...] = ()
 
 
+ROLES = frozenset({"assistant", "developer", "system", "tool", "user"})
+"""Roles of messages that templates know."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptWriter:
     """Writes prompts for one agent: with its system prompt, shared preamble and tools."""
@@ -141,7 +145,8 @@ class PromptWriter:
         if baton.manifest.export is not None or not (same_tokenizer or words.messages):
             return self.retold(words, said)
         if not same_tokenizer:
-            return self.render([*words.messages, *turn])
+            told = [{**one, "role": _known_role(one["role"])} for one in words.messages]
+            return self.render([*told, *turn])
         asked = self.going_on(words.ids, turn)
         return Prompt(
             words.ids + asked.ids,
@@ -262,6 +267,11 @@ def packed_spans(
                 packed.append(Span(span.role, place, span.shift + distance))
         first += run.count
     return tuple(packed)
+
+
+def _known_role(role: str) -> str:
+    """A role that templates know: what else stands there is somebody's words at most."""
+    return role if role in ROLES else "user"
 
 
 def _as_told(message: JSON, chat: ChatFormat) -> JSON:

@@ -108,8 +108,8 @@ class Publisher:
             raw = sign(manifest.PAYLOAD_TYPE, payload, signer)
         with clock.phase("put"):
             require_sealed(self.store, self.domain)
-            for kin in self.pedigree.ancestry(parents):  # who opens this one looks for them here
-                self._keep(kin.name, kin.envelope)
+            # Who opens this one looks for its ancestors here.
+            self.pedigree.bring(parents, self._keep)
             # Another domain does not have this one's key.
             store = self.store if listing.export is None else bare(self.store)
             store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
@@ -129,7 +129,10 @@ class Publisher:
         self.pedigree.note(Kin.of_manifest(name, listing, signer.keyid, raw))
         return baton
 
-    def _keep(self, name: str, envelope: bytes) -> None:
-        key = Key(Kind.BATON, name)
-        if envelope and not self.store.exists(key):
-            self.store.put(key, [envelope])
+    def _keep(self, kin: Kin) -> bool:
+        """Store an ancestor's envelope; False where it is there, and so are its own ancestors."""
+        key = Key(Kind.BATON, kin.name)
+        if not kin.envelope or self.store.exists(key):
+            return False
+        self.store.put(key, [kin.envelope])
+        return True

@@ -16,7 +16,7 @@ from kvbaton.conversation import Turn
 from kvbaton.engines.base import Engine
 from kvbaton.errors import Filtered
 from kvbaton.policy.filters import FilterOutcome, Passed, Redact, Ruling, TextFilter, run_filters
-from kvbaton.prompts import packed_spans
+from kvbaton.prompts import ROLES, packed_spans
 from kvbaton.types import JSON, Role, Span, TokenRun, Transcript
 
 PRIVATE_ROLES = (Role.SYSTEM, Role.SHARED, Role.REASONING)
@@ -170,12 +170,12 @@ class _Sieve:
         return ids, text
 
     def message(self, message: Mapping[str, Any]) -> JSON:
-        """What is left of a message; its role stays."""
+        """What is left of a message; a role that is known stays."""
         thinks = self._thoughts is not None
         hidden = _REASONING_FIELDS if thinks else ()
         return {
             key: value
-            if key == "role"
+            if key == "role" and value in ROLES
             else self._value(value, thinks=thinks and message["role"] == "assistant")
             for key, value in message.items()
             if key not in hidden
@@ -191,7 +191,11 @@ class _Sieve:
             }
         if isinstance(value, list | tuple):
             return [self._value(item, thinks=thinks) for item in value]
-        return value
+        if isinstance(value, bool) or value is None:
+            return value
+        spelled = str(value)  # a template prints numbers like any text
+        left = self.text(spelled)
+        return value if left == spelled else left
 
     def _spoken(self, text: str) -> str:
         """What somebody said without what they thought."""

@@ -226,6 +226,7 @@ class Relay:
         clock = Clock()
         function = self.engine.function
         packing = replace(packing, function=function.digest)
+        self.opening.pedigree.require_none_revoked(source.signers)
         parents = self.opening.pedigree.parents(source.parents, self.store)
         shipment = self.shipper.ship_all(source, clock, packing)
         ids, cached = source.packed_ids, source.packed_cached
@@ -286,6 +287,7 @@ class Relay:
         if to_domain == self.domain.name:
             raise InputError("this is the agent's own trust domain", at="$.to_domain")
         clock = Clock()
+        self.opening.pedigree.require_none_revoked(signers)
         kin = () if to_domain else self.opening.pedigree.parents(parents, self.store)
         listing = self.publisher.listing(
             sender, Mode.CONTINUE, terms, words.ids, spans, self.engine.function, kin,
@@ -525,7 +527,7 @@ class Relay:
             abandoned.set()
         return Taken(
             cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
-            moved, tally.positions, clock.seconds,
+            moved, tally.positions, self._unchecked(tally.positions, target.tokens), clock.seconds,
         )  # fmt: skip
 
     def _fill(
@@ -546,6 +548,16 @@ class Relay:
                 slot.write(part)
             self.observe("layer-attached", {"layer": part.layer, "run": part.run})
         return slot.finish()
+
+    def _unchecked(self, positions: int, tokens: int) -> tuple[Reason, ...]:
+        """A warning where not all positions could be held to their tokens."""
+        if not self.checks.tokens or positions >= tokens:
+            return ()
+        sentence = (
+            f"the first {tokens - positions} of {tokens} positions could not be held to their "
+            "tokens: layer 0 keeps a window only"
+        )
+        return (Reason(ReasonCode.PARTLY_CHECKED, sentence),)
 
     def _verified(
         self, fetched: Iterable[tuple[int, FetchedLayer]], clock: Clock

@@ -128,13 +128,13 @@ def test_a_refusal_of_a_message_counts(agent_of: Any, engine: Any) -> None:
 
 
 def test_tool_calls_are_filtered_to_the_last_string(agent_of: Any, engine: Any) -> None:
-    """Names and arguments of calls are text that leaves."""
+    """Names and arguments of calls are text that leaves, and so are numbers."""
     turn = turn_of(agent_of)
     call = {"function": {"name": "f9", "arguments": {"key 7": ["a", {"b": "12"}], "n": 3}}}
     turn.conversation.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     made = redacted_content(engine, turn, [NUMBERS])
     function = made.words.messages[-1]["tool_calls"][0]["function"]
-    assert function == {"name": "f#", "arguments": {"key #": ["a", {"b": "#"}], "n": 3}}
+    assert function == {"name": "f#", "arguments": {"key #": ["a", {"b": "#"}], "n": "#"}}
 
 
 def test_chosen_runs_come_without_messages(agent_of: Any, engine: Any) -> None:

@@ -580,3 +580,32 @@ def test_encryption_asked_for_later_stops_writing_in_the_clear(agent_of: Any, st
     with pytest.raises(SettingsError, match="asks for encryption"):
         agent.hand_off(turn)
     assert [entry for kind in Kind for entry in store.list(kind)] == []
+
+
+def test_what_is_revoked_is_not_handed_on_as_text_either(agent_of: Any) -> None:
+    """The sender is told, not only its receivers."""
+    ring = Ring("a", "b")
+    first = handed_off(agent_of, "a", domain=ring.domain)
+    middle = agent_of("b", domain=ring.domain)
+    turn = middle.take(first.id, "Go on", max_new_tokens=3, route="text")
+    ring.mark("a", KeyStatus.REVOKED)
+    assert fault_of(lambda: middle.hand_off(turn)) is TrustFault.ANCESTOR_REVOKED
+
+
+def test_what_could_not_be_checked_is_said(agent_of: Any, window_engine: Any) -> None:
+    """Where layer 0 has a window, the receipt warns that only its end was compared."""
+    baton = handed_off(agent_of, engine=window_engine)
+    turn = agent_of("b", engine=window_engine).take(baton.id, "Go on", max_new_tokens=2)
+    assert turn.receipt.route is Route.BATON
+    assert [w.code for w in turn.receipt.warnings] == [ReasonCode.PARTLY_CHECKED]
+    assert turn.receipt.probe_tokens < turn.receipt.reused_tokens
+
+
+def test_a_receiver_is_told_that_encryption_was_asked_for(agent_of: Any) -> None:
+    """It would read what others write encrypted as damaged, so it says what to do."""
+    ring = Ring("a")
+    baton = handed_off(agent_of, "a", domain=ring.domain)
+    receiver = agent_of("b", domain=ring.domain)
+    ring.asked = Requirements(encryption=True)
+    with pytest.raises(SettingsError, match="start it again"):
+        receiver.take(baton.id, "Go on")

@@ -56,8 +56,8 @@ from kvbaton.types import (
     Outcome,
     Receipt,
     Route,
+    Span,
     Terms,
-    TokenRun,
 )
 
 DEFAULT_REPAIR = Repair()
@@ -322,7 +322,8 @@ class Agent:
         )
         words, whole = words_of(self.engine, source, turn, wanted), wanted is Mode.CONTINUE
         if not self.gate.passes(words):
-            return self._as_text(turn, said, None, until, None if whole else source.runs)
+            part = None if whole else (words.ids, shown)
+            return self._as_text(turn, said, None, until, part)
         baton = self.relay.hand_off(
             source,
             sender=self.name,
@@ -345,16 +346,16 @@ class Agent:
         said: Terms,
         to_domain: str | None,
         expires_ms: int,
-        runs: Sequence[TokenRun] | None = None,
+        part: tuple[Sequence[int], Sequence[Span]] | None = None,
     ) -> Baton:
-        """A baton of what the filters leave of a turn's text, or of some of its runs; for another
+        """A baton of what the filters leave of a turn's text, or of a part of it; for another
         domain also without what is private."""
         content = redacted_content(
             self.engine,
             turn,
             self.gate.filters,
             private=to_domain is None,
-            runs=runs,
+            part=part,
             own=(self.writer.system or "",),
         )
         return self.relay.hand_off_text(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvbaton import agent, models, settings
-from kvbaton.backing import Source
+from kvbaton.backing import NOWHERE, Origin, Source
 from kvbaton.checking import recorded_losses
 from kvbaton.codecs.calibration import (
     EXACT_PROFILE,
@@ -36,6 +36,7 @@ from kvbaton.probes.first_tokens import WatchRange, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
+from kvbaton.taking import signers_of
 from kvbaton.tuning.probe_limits import FOLDER as PROBE_FOLDER
 from kvbaton.tuning.probe_limits import stored_probe_limits
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
@@ -215,7 +216,12 @@ def _read_calibrations(function: str, data_dir: Path, stamp: int) -> Calibration
 def checks_for(engine: Engine) -> Checks:
     """How caches are held to their tokens, by what was measured on the model."""
     records = _calibrations(engine.function.digest)
-    return Checks(losses=recorded_losses(records.get), limits=_probe_limits)
+
+    def plan(calibration: str) -> CodecPlan | None:
+        record = records.get(calibration)
+        return None if record is None else record.plan
+
+    return Checks(losses=recorded_losses(records.get), limits=_probe_limits, plans=plan)
 
 
 def probe_limits(engine: Engine) -> ProbeLimits | None:
@@ -398,8 +404,17 @@ def export_cache(
             raise Filtered("a filter took something out of the text: the cache may not leave")
 
     def hand_off(one: Adopted) -> Baton:
+        origin = one.cache.origin or NOWHERE
         return relay.hand_off(
-            Source(one.cache, one.cache.length, one.ids),
+            Source(
+                one.cache,
+                one.cache.length,
+                one.ids,
+                parents=origin.parents,
+                hops=origin.hops,
+                inherited=origin.inherited,
+                signers=origin.signers,
+            ),
             sender=sender,
             text=engine.chat.text_of(one.ids) if text is None else text,
             spans=(Span(Role.HISTORY, TokenRun(0, len(one.ids))),),
@@ -486,6 +501,9 @@ def attach_cache(
             at=reason.at,
             hint="prefill the baton's ids; where none are pending, new_ids may help",
         )
+    taken.cache.origin = Origin(
+        (opened.id,), opened.manifest.hops, taken.inherited, signers_of([opened])
+    )
     return taken.cache, as_batch(engine, ids)
 
 

@@ -98,6 +98,19 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a cache comes from that a user's own code goes on with: see ``Source``."""
+
+    parents: tuple[str, ...]
+    hops: Hops
+    inherited: tuple[Inherited, ...]
+    signers: tuple[str, ...]
+
+
+NOWHERE = Origin((), Hops(), (), ())
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Positions of a cache that become one segment: one that is ``held``, or one to be made."""
 

@@ -242,6 +242,49 @@ def _attached(run: TokenRun, cuts: Sequence[Cut] | None) -> Iterator[tuple[int, 
             yield first - run.first, stop - run.first
 
 
+# --- codecs ------------------------------------------------------------------------------------
+
+
+def require_stated_codecs(
+    header: SegmentHeader, plans: Callable[[str], codecs.CodecPlan | None]
+) -> list[codecs.CodecChain]:
+    """The codec chains of a segment, once they are those that its fidelity speaks of.
+
+    A segment that was stored by a lossy chain says so, and by which codec; where the calibration
+    record that it names is known here, its chains are the ones that were measured.
+
+    Parameters
+    ----------
+    plans
+        The plan that a record has measured, by its digest; None where it is not known.
+
+    Raises
+    ------
+    FormatError
+        They are others.
+    """
+    chains = [codecs.chain_from_json(chain, codecs.CODECS) for chain in header.codecs]
+    lossy = [chain.fidelity.kind is not FidelityClass.EXACT for chain in chains]
+    stated = header.fidelity
+    if not any(lossy):
+        return chains
+    if not stated.compressed or stated.kind is FidelityClass.EXACT:
+        raise _misstated("a codec has lost something that the segment does not speak of")
+    plan = None if stated.calibration is None else plans(stated.calibration)
+    if plan is None:
+        return chains
+    for place in header.ranges:
+        wanted = plan.chains(place.layer)
+        for index, chain in zip((place.k_codec, place.v_codec), wanted, strict=True):
+            if lossy[index] and header.codecs[index] != chain.to_json():
+                raise _misstated("a codec was used that the calibration record did not measure")
+    return chains
+
+
+def _misstated(sentence: str) -> FormatError:
+    return FormatError(sentence, fault=Fault.RANGES, at="$.fidelity")
+
+
 # --- windows, and a whole baton ----------------------------------------------------------------
 
 

@@ -230,6 +230,7 @@ class Fault(StrEnum):
     ENVELOPE = "envelope"
     DIGEST = "digest"
     BINDING = "kv-other-tokens"
+    NOT_COMPARABLE = "not-comparable"
     DECRYPTION = "decryption"
 
 

@@ -88,6 +88,7 @@ def reason_of(error: BaseException) -> Reason:
             Fault.SPANS: ReasonCode.SEGMENT_CONTRADICTS,
             Fault.TOKENS: ReasonCode.SEGMENT_CONTRADICTS,
             Fault.BINDING: ReasonCode.KV_OTHER_TOKENS,
+            Fault.NOT_COMPARABLE: ReasonCode.PROBE_IMPOSSIBLE,
         }.get(error.fault, ReasonCode.SEGMENT_CORRUPT)
     return Reason(code, error.sentence, error.at)
 

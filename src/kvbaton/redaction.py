@@ -16,7 +16,7 @@ from kvbaton.conversation import Turn
 from kvbaton.engines.base import Engine
 from kvbaton.errors import Filtered
 from kvbaton.policy.filters import FilterOutcome, Passed, Redact, Ruling, TextFilter, run_filters
-from kvbaton.prompts import ROLES, packed_spans
+from kvbaton.prompts import ROLES
 from kvbaton.types import JSON, Role, Span, TokenRun, Transcript
 
 PRIVATE_ROLES = (Role.SYSTEM, Role.SHARED, Role.REASONING)
@@ -63,7 +63,6 @@ def redacted_content(
     filters: Sequence[TextFilter] = (),
     *,
     private: bool = False,
-    runs: Sequence[TokenRun] | None = None,
     part: tuple[Sequence[int], Sequence[Span]] | None = None,
     own: Sequence[str] = (),
 ) -> Redacted:
@@ -75,10 +74,8 @@ def redacted_content(
         Asked for each span, for what is left of the whole, and for every text in the messages.
     private
         Keep what :data:`PRIVATE_ROLES` said.
-    runs
-        Only these of the turn's tokens; then there are no messages.
     part
-        Ids and spans that stand for a part of the turn, in place of ``runs``.
+        Ids and spans of a part of the turn; then there are no messages.
     own
         Texts that are cut wherever they stand, unless ``private``: an agent's own system prompt
         stands in its turn where the conversation had begun before.
@@ -88,7 +85,7 @@ def redacted_content(
     Filtered
         A filter refused something, was not content with its own redaction, or nothing is left.
     """
-    ids, spans = _chosen(turn, runs) if part is None else part
+    ids, spans = (turn.conversation.ids[: turn.tokens], turn.spans) if part is None else part
     dropped = () if private else PRIVATE_ROLES
     work = _Redaction(engine, filters, () if private else own, whole=private)
     for span in _without_gaps(spans, len(ids)):
@@ -97,7 +94,7 @@ def redacted_content(
             work.drop(span.role, said)
         else:
             work.keep(span.role, said)
-    told = turn.messages if runs is None and part is None else ()
+    told = turn.messages if part is None else ()
     return work.finish([one for one in told if not _is_of(one, dropped)])
 
 
@@ -256,16 +253,6 @@ def _is_of(message: Mapping[str, Any], roles: Sequence[Role]) -> bool:
     """Whether a message is a system prompt, and those are left out."""
     return Role.SYSTEM in roles and message["role"] in _SYSTEM_NAMES
 
-
-def _chosen(
-    turn: Turn, runs: Sequence[TokenRun] | None
-) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-    """Ids and spans of a turn, or of some of its runs."""
-    ids = tuple(turn.conversation.ids[: turn.tokens])
-    if runs is None:
-        return ids, turn.spans
-    chosen = tuple(i for run in runs for i in ids[run.first : run.stop])
-    return chosen, packed_spans(turn.spans, runs)
 
 
 def _without_gaps(spans: Sequence[Span], tokens: int) -> Iterator[Span]:

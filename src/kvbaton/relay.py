@@ -36,7 +36,13 @@ from kvbaton.backing import (
     Taken,
     one_more,
 )
-from kvbaton.checking import Lost, Tally, check_layers, probe_windows
+from kvbaton.checking import (
+    Lost,
+    Tally,
+    check_layers,
+    probe_windows,
+    require_stated_codecs,
+)
 from kvbaton.clock import Clock, within
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
@@ -114,11 +120,15 @@ class Checks:
         The measured error of V in layer 0 of what a codec has changed before.
     limits
         Measured limits of windows for a function's digest; None where there are none.
+    plans
+        The plan that a calibration record has measured, by the record's digest; None where it is
+        not known here.
     """
 
     tokens: bool = True
     losses: Lost | None = None
     limits: Callable[[str], ProbeLimits | None] = lambda function: None
+    plans: Callable[[str], codecs.CodecPlan | None] = lambda calibration: None
 
 
 CHECKED = Checks()
@@ -596,8 +606,8 @@ class Relay:
                 )
                 if header.layout != self.engine.layout:
                     raise FormatError("the segment has another layout", fault=Fault.RANGES)
+                chains = require_stated_codecs(header, self.checks.plans)
             if header.fidelity.compressed:
-                chains = [codecs.chain_from_json(c, codecs.CODECS) for c in header.codecs]
                 warm_soon(chains, header.layout.dtype)
             opened.append(Opened(index, reader, header, ref.shift or 0))
         return opened

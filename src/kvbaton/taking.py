@@ -260,7 +260,7 @@ class Taker:
             max(b.manifest.hops.exact for b in batons), max(b.manifest.hops.lossy for b in batons)
         )
         wanted: Prompt
-        foreign = [b for b in batons if "tokenizer" in b.manifest.function.differing(function)]
+        foreign = [b for b in batons if _is_mere_text(b, function)]
         if foreign:
             wanted, cache = self.writer.slices_as_text(batons, said), None
             account.route, account.reasons = Route.TEXT, (_foreign(foreign[0]),)
@@ -468,7 +468,16 @@ def refused(reason: Reason) -> BatonRefused:
     )
 
 
+def _is_mere_text(baton: Baton, function: FunctionId) -> bool:
+    """Whether a baton's ids may not stand in a prompt: they mean nothing here, or come from
+    another trust domain."""
+    differing = baton.manifest.function.differing(function)
+    return "tokenizer" in differing or baton.manifest.export is not None
+
+
 def _foreign(baton: Baton) -> Reason:
+    if baton.manifest.export is not None:
+        return Reason(ReasonCode.NO_KV, "the baton is one of text only, from another trust domain")
     return Reason(
         ReasonCode.FUNCTION_DIFFERS,
         f"the slice of {baton.manifest.sender!r} comes from another tokenizer",

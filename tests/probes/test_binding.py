@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbaton.codecs.profiles import value_chain
+from kvbaton.errors import Fault, FormatError
 from kvbaton.layouts import KVLayout, LayerKind, LayerLayout
-from kvbaton.probes.binding import LOSSLESS, Allowance
+from kvbaton.probes.binding import LOSSLESS, NOISE_DEVIATIONS, Allowance
 from kvbaton.types import Place
 
 LAYOUT = KVLayout("F32", (LayerLayout(LayerKind.FULL, 2, 32, 32, rope=-1),) * 2)
@@ -69,14 +72,32 @@ def test_codes_tell_apart_what_the_error_of_the_codec_would_hide() -> None:
     assert Allowance("F32").first_other(through(near, 4, 100), expected, coded) == 7
 
 
-@given(lost=st.floats(0.0, 0.3), noise=st.floats(0.0, 0.3), index=st.integers(0, 9))
+@given(lost=st.floats(0.0, 0.15), noise=st.floats(0.0, 0.09), index=st.integers(0, 9))
 def test_what_was_lost_before_widens_the_limit(lost: float, noise: float, index: int) -> None:
     """By the measured error and by the level of noise, and no further."""
     expected = values(10)
     allowed = Allowance("F32", lost=lost, noise=noise)
     assert allowed.first_other(moved(expected, index, lost + noise), expected) is None
-    beyond = LOSSLESS["F32"] + 2 * lost + 2 * noise * 1.6
-    assert allowed.first_other(moved(expected, index, 1.1 * beyond), expected) == index
+    margin = 1 + NOISE_DEVIATIONS / math.sqrt(2 * expected.shape[-1])
+    beyond = LOSSLESS["F32"] + 2 * lost + margin * noise
+    assert allowed.first_other(moved(expected, index, 1.01 * beyond), expected) == index
+
+
+@given(lost=st.floats(0.3, 10.0) | st.just(0.0), noise=st.floats(0.5, 1e9))
+def test_a_limit_that_tells_nothing_apart_is_refused(lost: float, noise: float) -> None:
+    """What a sender states cannot talk the check out of seeing anything."""
+    expected = values(10)
+    with pytest.raises(FormatError) as caught:
+        Allowance("F32", lost=lost, noise=noise).first_other(-expected, expected)
+    assert caught.value.fault is Fault.NOT_COMPARABLE
+
+
+def test_a_codec_that_loses_everything_is_refused() -> None:
+    """One bit per number says little about a token, whoever encoded it."""
+    expected = values(10)
+    with pytest.raises(FormatError) as caught:
+        Allowance("F32").first_other(expected, expected * 2, expected * 0)
+    assert caught.value.fault is Fault.NOT_COMPARABLE
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
@@ -85,4 +106,4 @@ def test_what_is_not_finite_is_another_token(odd: float) -> None:
     expected = values(10)
     held = expected.clone()
     held[0, 4, 0] = held[1, 6, 3] = odd
-    assert Allowance("F32", noise=1.0).first_other(held, expected) == 4
+    assert Allowance("F32", noise=0.1).first_other(held, expected) == 4

@@ -14,7 +14,7 @@ from tests.relay.conftest import TEMPLATE, make_engine
 from kvbaton.engines.transformers.chat import ChatFormat
 from kvbaton.errors import Filtered
 from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
-from kvbaton.prompts import PromptWriter
+from kvbaton.prompts import PromptWriter, packed_spans
 from kvbaton.redaction import Cut, gated_words, redacted_content
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton, BatonRef, Export, Role, Span, TokenRun, Transcript
@@ -23,6 +23,12 @@ from kvbaton.wire.transcript import encode_transcript
 SYSTEM = "You plan with code ZEBRA"
 TASK = "Hello there, the secret is 1234. " * 3
 NUMBERS = PatternFilter("numbers", {"number": "[0-9]+"}, replacement="#")
+
+
+def part_of(turn: Any, run: TokenRun) -> Any:
+    """Ids and spans of one run of a turn."""
+    ids = tuple(turn.conversation.ids[run.first : run.stop])
+    return ids, packed_spans(turn.spans, [run])
 
 
 def turn_of(agent_of: Any, **options: Any) -> Any:
@@ -141,7 +147,7 @@ def test_chosen_runs_come_without_messages(agent_of: Any, engine: Any) -> None:
     """Messages tell the whole conversation, so a part of it has none."""
     turn = turn_of(agent_of)
     run = TokenRun(turn.tokens - 8, 5)
-    made = redacted_content(engine, turn, private=True, runs=[run])
+    made = redacted_content(engine, turn, private=True, part=part_of(turn, run))
     assert list(made.words.ids) == turn.conversation.ids[run.first : run.stop]
     assert made.words.messages == ()
     assert [span.run for span in made.spans] == [TokenRun(0, 5)]
@@ -388,3 +394,23 @@ def test_what_a_text_baton_leaves_out_is_not_stored(agent_of: Any, store: Any) -
     for kind in Kind:
         for entry in store.list(kind):
             assert b"1234" not in store.get(entry.key, limit_bytes=1 << 30)
+
+
+def test_a_clean_slice_is_redacted_as_what_it_is(agent_of: Any) -> None:
+    """Its ids no longer stand where they stood in the turn."""
+    sender = agent_of("a", system=SYSTEM, stream=False, filters=[NUMBERS])
+    turn = sender.run("The secret is 1234 OKAPI", max_new_tokens=5)
+    plain = sender.hand_off(turn, spans="prompt")
+    clean = sender.hand_off(turn, spans="prompt", clean=True)
+    assert clean.transcript == plain.transcript
+    assert "ZEBRA" not in clean.transcript.text
+
+
+def test_messages_are_filtered_where_the_text_passes(agent_of: Any) -> None:
+    """Templates do not show all of a message, but all of it leaves."""
+    sender = agent_of("a", stream=False, filters=[NUMBERS])
+    turn = sender.run("Hello", max_new_tokens=3)
+    turn.conversation.messages[0]["note"] = "secret 99"
+    baton = sender.hand_off(turn)
+    assert baton.manifest.redacted == ("numbers",)
+    assert "99" not in str(baton.transcript.messages)

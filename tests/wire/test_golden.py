@@ -82,6 +82,7 @@ TABLES = {
 }
 ELSEWHERE = {
     Fault.BINDING: SPEC.parent / "guides" / "troubleshooting.md",
+    Fault.NOT_COMPARABLE: SPEC.parent / "guides" / "troubleshooting.md",
     Fault.DECRYPTION: SPEC / "encryption.md",
 }
 """Faults of other documents than those of this folder, which have tests of their own."""

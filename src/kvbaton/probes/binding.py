@@ -7,8 +7,11 @@ tokens lie further away.  Figures are in ``docs/guides/probes.md``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from kvbaton.errors import Fault, FormatError
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +27,13 @@ LOST_MARGIN = 2.0
 """Times the measured error of a codec through which V went before it was stored losslessly."""
 UNKNOWN_LOSS = 0.05
 """Relative error that is granted where a codec has lost something and no record says how much."""
-NOISE_MARGIN = 2.0
-"""Times the level of noise: the norm of a token's noise hardly ever exceeds it."""
+NOISE_DEVIATIONS = 6.0
+"""Standard deviations by which the norm of a token's noise may exceed its level.  The norm of n
+normal numbers has a relative deviation of 1 / sqrt(2 n); one head may hold most of a token."""
+TELLING = 0.5
+"""Part of a token's norm up to which a limit still tells tokens apart: those that have nothing in
+common are about 1.4 norms away.  A limit is made of what the sender states, so without a bound of
+its own the check could be talked out of seeing anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +69,42 @@ class Allowance:
         through
             ``expected`` after the codec chain of the segment; None where that loses nothing.
             What is held must be nearly that: equal V have equal codes.
+
+        Raises
+        ------
+        FormatError
+            ``NOT_COMPARABLE``: so much may lie between them that tokens cannot be told apart.
         """
         if through is None and held.dtype == expected.dtype and held.equal(expected):
             return None  # the same machine and kernel: no norms are needed
         size = token_norms(expected)
-        rounding = (LOSSLESS[self.dtype] + LOST_MARGIN * self.lost) * size
-        if self.noise:
-            typical = size.square().mean().sqrt()
-            rounding = rounding + NOISE_MARGIN * self.noise * size.maximum(typical)
+        slack = self._slack(expected)
         if through is None:
-            return _first_beyond(held, expected, rounding)
+            _require_telling(slack, size)
+            return _first_beyond(held, expected, slack)
         error = token_norms(through.float() - expected.float())
-        apart = _first_beyond(held, expected, rounding + 2 * error)
-        if apart is not None or self.lost or self.noise:
+        if self.lost or self.noise:
             # After noise or another codec the codes are others: only the distance counts.
-            return apart
-        return _first_beyond(held, through, rounding + CODES * error)
+            _require_telling(slack + 2 * error, size)
+            return _first_beyond(held, expected, slack + 2 * error)
+        _require_telling(slack + CODES * error, size)
+        apart = _first_beyond(held, expected, slack + 2 * error)
+        return apart if apart is not None else _first_beyond(held, through, slack + CODES * error)
+
+    def _slack(self, expected: torch.Tensor) -> torch.Tensor:
+        """What rounding, codecs before and noise may do to each token, besides its own chain."""
+        relative = LOSSLESS[self.dtype] + LOST_MARGIN * self.lost
+        if self.noise:
+            relative += self.noise * (1 + NOISE_DEVIATIONS / math.sqrt(2 * expected.shape[-1]))
+        return relative * token_norms(expected)
+
+
+def _require_telling(limits: torch.Tensor, size: torch.Tensor) -> None:
+    if bool((limits > TELLING * size).float().mean() > 0.5):
+        raise FormatError(
+            "so much of the values may be lost that tokens cannot be told apart",
+            fault=Fault.NOT_COMPARABLE,
+        )
 
 
 def token_norms(values: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ MAX_SIGNATURES = 1
 MAX_SIGNERS = 1024
 MAX_TICKET_BYTES = 16 << 10
 MAX_USES = 1024
-MAX_NOISE = 0.3
+MAX_NOISE = 0.1
 """Of noise on K and V: with more, the values of layer 0 would hardly tell tokens apart."""
 
 MAX_NAME_CHARS = 256

@@ -6,10 +6,11 @@ import base64
 import json
 import re
 import string
+from dataclasses import replace
 from typing import Any
 
 from attacks.scene import signed, stranger
-from tests.attacks.tampering.manifests import in_place, mutated
+from tests.attacks.tampering.manifests import in_place, mutated, renamed
 from tests.attacks.tampering.pool import Case, Pool, Random, other_than, signature, tampering
 
 from kvbaton.seals.tickets import PAYLOAD_TYPE as TICKET_TYPE
@@ -146,7 +147,11 @@ def _(pool: Pool, rng: Random, index: int) -> Case:
 @tampering("the signature stripped", "not-trusted unsigned")
 def _(pool: Pool, rng: Random, index: int) -> Case:
     baton = pool.batons[index % len(pool.batons)]
-    return in_place(baton, rewritten(baton, signatures=[]))
+    if index < len(pool.batons):
+        return in_place(baton, rewritten(baton, signatures=[]))
+    again = replace(baton.manifest, created_ms=baton.manifest.created_ms + index)
+    payload = manifest.encode_manifest(again)
+    return renamed(baton, payload, manifest.wrap(payload))
 
 
 @tampering("two signatures or more", "not-trusted doubly-signed")

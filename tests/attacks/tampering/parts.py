@@ -150,33 +150,44 @@ def _(pool: Pool, rng: Random, index: int) -> Case:
     return Case(baton, {key: data + behind})
 
 
-@tampering("another baton's segment at the same position", SEGMENT)
+@tampering("another baton's segments at the same positions", SEGMENT)
 def _(pool: Pool, rng: Random, index: int) -> Case:
     while True:
         baton, other = rng.sample(pool.batons, 2)
-        position = rng.randrange(min(len(b.manifest.segments) for b in (baton, other)))
-        mine, theirs = (b.manifest.segments[position].address for b in (baton, other))
-        if mine != theirs:
-            return Case(baton, {Key(Kind.SEGMENT, mine): pool.get(Kind.SEGMENT, theirs)})
+        pairs = zip(baton.manifest.segments, other.manifest.segments, strict=False)
+        swapped = {
+            Key(Kind.SEGMENT, mine.address): pool.get(Kind.SEGMENT, theirs.address)
+            for mine, theirs in pairs
+            if mine.address != theirs.address and rng.random() < 0.5
+        }
+        if swapped:
+            return Case(baton, swapped)
 
 
-@tampering("another segment of the same baton", SEGMENT)
+@tampering("segments of the same baton exchanged", SEGMENT)
 def _(pool: Pool, rng: Random, index: int) -> Case:
-    baton = rng.choice(pool.batons)
-    mine, theirs = (ref.address for ref in rng.sample(baton.manifest.segments, 2))
-    return Case(baton, {Key(Kind.SEGMENT, mine): pool.get(Kind.SEGMENT, theirs)})
+    while True:
+        baton = rng.choice(pool.batons)
+        names = [ref.address for ref in baton.manifest.segments]
+        mixed = rng.sample(names, len(names))
+        swapped = {
+            Key(Kind.SEGMENT, mine): pool.get(Kind.SEGMENT, theirs)
+            for mine, theirs in zip(names, mixed, strict=True)
+            if mine != theirs
+        }
+        if swapped:
+            return Case(baton, swapped)
 
 
-@tampering("two layers of a segment exchanged", SEGMENT)
+@tampering("layers of a segment exchanged", SEGMENT)
 def _(pool: Pool, rng: Random, index: int) -> Case:
-    baton, key, data, header = _segment(pool, rng, pool.raw)
-    first, second = rng.sample(header.ranges, 2)
-    body = bytearray(data)
-    for here, there in ((first, second), (second, first)):
-        start, stop = header.body_start + here.start, header.body_start + here.stop
-        other = header.body_start + there.start
-        body[start:stop] = data[other : other + stop - start]
-    return Case(baton, {key: bytes(body)})
+    while True:
+        baton, key, data, header = _segment(pool, rng, pool.raw)
+        mixed = rng.sample(header.ranges, len(header.ranges))
+        layers = [data[header.body_start + r.start : header.body_start + r.stop] for r in mixed]
+        body = data[: header.body_start] + b"".join(layers)
+        if body != data:
+            return Case(baton, {key: body})
 
 
 @tampering("something else in a segment's place", SEGMENT)
@@ -189,10 +200,12 @@ def _(pool: Pool, rng: Random, index: int) -> Case:
     return Case(baton, {key: other})
 
 
-@tampering("a segment removed", "kv-unusable segment-missing")
+@tampering("segments removed", "kv-unusable segment-missing")
 def _(pool: Pool, rng: Random, index: int) -> Case:
-    baton, key, _, _ = _segment(pool, rng, pool.batons)
-    return Case(baton, {key: None})
+    baton = rng.choice(pool.batons)
+    names = [ref.address for ref in baton.manifest.segments]
+    gone = rng.sample(names, rng.randrange(1, len(names) + 1))
+    return Case(baton, {Key(Kind.SEGMENT, name): None for name in gone})
 
 
 # --- prefix records: hints, and a bad one is as good as none ------------------------------------
@@ -226,7 +239,7 @@ def _(pool: Pool, rng: Random, index: int) -> Case:
 def _(pool: Pool, rng: Random, index: int) -> Case:
     prompt, key, data = _record(pool, rng, index)
     value = json.loads(data)
-    others = {r.address for b in pool.raw for r in b.manifest.segments} - {value["address"]}
+    others = {r.address for b in pool.batons for r in b.manifest.segments} - {value["address"]}
     value["address"] = rng.choice(sorted(others))
     return Case(pool.raw[0], {key: dumps(value)}, prompt=prompt)
 

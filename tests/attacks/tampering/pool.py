@@ -30,8 +30,10 @@ from kvbaton.wire.envelope import Signature, parse_envelope
 
 RECORD = "ca" * 32
 LIMIT = 1 << 30
-PROMPTS = (LONG, f"Hi {LONG}", "You code, and plan. " * 5, "Go on there! " * 9)
-RAW_BATONS = len(PROMPTS)
+PROMPTS = (
+    LONG, f"Hi {LONG}", "You code, and plan. " * 5, "Go on there! " * 9,
+    *(f"You plan {number}. {LONG}" for number in range(8)),
+)  # fmt: skip
 
 
 class Patched(Store):
@@ -205,9 +207,18 @@ def tampering(name: str, wanted: str) -> Callable[[Make], Make]:
 
 
 def cases(pool: Pool, kind: Tampering, count: int) -> Iterator[Case]:
-    """So many of a kind, the same ones every time."""
-    for index in range(count):
-        yield kind.make(pool, Random(f"{kind.name} {index}"), index)
+    """So many of a kind, no two alike, the same ones every time."""
+    seen: set[object] = set()
+    for index in range(100 * count):
+        case = kind.make(pool, Random(f"{kind.name} {index}"), index)
+        replaced = tuple(sorted(case.patches.items(), key=lambda pair: pair[0]))
+        what = (replaced, case.take, case.ticket, case.prompt)
+        if what not in seen:
+            seen.add(what)
+            yield case
+        if len(seen) == count:
+            return
+    raise ValueError(f"only {len(seen)} cases of {kind.name!r} differ")
 
 
 def other_than(rng: Random, old: str, several: str) -> str:

@@ -212,6 +212,8 @@ class KVCache(Cache):
 
     def __init__(self, layout: KVLayout, room: int, dtype: torch.dtype, device: torch.device):
         self.layout = layout
+        self.origin: Any = None
+        """Where it was taken from, for who hands it off again; None where nothing was."""
         self._lock = threading.Lock()
         kinds = {LayerKind.FULL: FullLayer, LayerKind.WINDOW: WindowLayer}
         super().__init__(

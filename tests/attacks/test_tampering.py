@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.attacks.honest import NO_SLICES, SORTS, House, trials
 from tests.attacks.tampering import envelopes, manifests, parts
 from tests.attacks.tampering.pool import KINDS, PROMPTS, Case, Pool, cases
 
@@ -36,3 +37,13 @@ def test_the_tampered_are_refused_each_for_its_reason(pool: Pool, name: str) -> 
 def test_the_sample_is_large_enough() -> None:
     """At least 600 tampered batons."""
     assert len(KINDS) * EACH >= 600
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("gemma3", "bfloat16")])
+def test_honest_ones_of_every_sort_are_accepted(tmp_path: Path, family: str, dtype: str) -> None:
+    """Whole, over four hops, sliced, as text, for another domain, with a ticket; each encrypted
+    and not."""
+    plans = ("exact", "int8")
+    found = list(trials(House(tmp_path), families=[family], dtypes=[dtype], plans=plans))
+    assert [one for one in found if one.found != one.wanted] == []
+    assert len(found) == 4 * (len(SORTS) - (family in NO_SLICES))

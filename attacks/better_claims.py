@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attacks.scene import DOMAIN, Finding, Scene, main, outcome
 from kvbaton.agent import Agent
@@ -26,7 +27,9 @@ def attack(folder: Path) -> Sequence[Finding]:
     parent, child = line(scene)
     signer = scene.ring.signer("coder", DOMAIN)
     findings = [Finding("the honest child", "used", outcome(receiver(scene), child.id))]
-    for tried, listing in claims(child.manifest):
+    _, noisy = line(scene, noise=0.001)
+    findings.append(Finding("a noisy one", "used", outcome(receiver(scene), noisy.id)))
+    for tried, listing in [*claims(child.manifest), *noises(noisy.manifest)]:
         name = scene.forge(listing, signer)
         findings.append(
             Finding(tried, "not-trusted claims-too-good", outcome(receiver(scene), name))
@@ -50,14 +53,14 @@ def receiver(scene: Scene) -> Agent:
     return scene.agent("critic", calibrations=lambda function: frozenset({RECORD}))
 
 
-def line(scene: Scene) -> tuple[Baton, Baton]:
-    """A lossy, noisy baton of the planner's, and the coder's that descends from it."""
+def line(scene: Scene, **options: Any) -> tuple[Baton, Baton]:
+    """A lossy baton of the planner's, and the coder's that descends from it."""
     chains = [CodecChain((Int(bits=8, axis=axis, group=8),)) for axis in ("channel", "token")]
     plan = uniform("eight", *chains, 4).calibrated(RECORD)
     known = {"calibrations": lambda function: frozenset({RECORD}), "plan": plan}
     planner = scene.agent("planner", system="You plan", **known)
     turn = planner.run("Hello there, you plan and code. " * 4, max_new_tokens=9)
-    parent = planner.hand_off(turn, noise=0.001)
+    parent = planner.hand_off(turn, **options)
     coder = scene.agent("coder", **known)
     return parent, coder.hand_off(coder.take(parent.id, "Go on", max_new_tokens=9))
 
@@ -70,11 +73,17 @@ def claims(honest: Manifest) -> list[tuple[str, Manifest]]:
         ("fewer lossy hops", replace(honest, hops=replace(honest.hops, lossy=0))),
         ("fewer hops of any kind", replace(honest, hops=Hops())),
         ("a better fidelity", replace(honest, fidelity=EXACT, segments=refs)),
-        ("less noise", replace(honest, noise=0.0005)),
-        ("no noise", replace(honest, noise=0.0)),
         ("no signers", replace(honest, signers=())),
         ("other signers", replace(honest, signers=("0e" * 32,))),
         ("no signers, as text only", replace(text_only, signers=())),
+    ]
+
+
+def noises(honest: Manifest) -> list[tuple[str, Manifest]]:
+    """The same of noise."""
+    return [
+        ("less noise", replace(honest, noise=honest.noise / 2)),
+        ("no noise", replace(honest, noise=0.0)),
     ]
 
 

@@ -101,15 +101,17 @@ def salts(scene: Scene) -> list[Finding]:
     resalted = replace(first.manifest, export=Export("tenant", salt))
     dropped = replace(first.manifest, export=None)
     honest = scene.ring.signer("planner", DOMAIN)
+    tenant = TrustDomain("tenant", OTHER.keys, signers=scene.ring, trust=scene.trust)
     return [
         Finding("two exports of one text have nothing in common", "yes", yes(parted)),
         Finding("a salt dropped, by another's key", "not-trusted signer-not-sender",
                 outcome(scene.agent("coder"), scene.forge(dropped, ambassador))),
         Finding("a salt dropped, by the sender's own", "unavailable transcript-corrupt",
                 outcome(scene.agent("coder"), scene.forge(dropped, honest))),
-        Finding("another export's salt, for this domain", "unavailable transcript-corrupt",
-                outcome(scene.agent("coder"), scene.forge(replace(
-                    resalted, export=Export(DOMAIN, salt)), honest))),
+        Finding("an export, taken by whom it is for", "kv-unusable no-kv",
+                outcome(agent_of("coder", scene.store, tenant), first.id)),
+        Finding("an export under another one's salt", "unavailable transcript-corrupt",
+                outcome(agent_of("coder", scene.store, tenant), scene.forge(resalted, honest))),
     ]  # fmt: skip
 
 

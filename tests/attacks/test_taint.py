@@ -33,7 +33,9 @@ from kvbaton.types import Outcome
 def watched() -> tuple[Any, list[Witness]]:
     """An engine whose every part is watched, and who is told."""
     told = [Witness()]
-    return watched_engine(told), told
+    made = watched_engine(told)
+    _ = made.function, made.producer  # looked at once: they ask the tokenizer, too
+    return made, told
 
 
 def take(scene: Scene, watched: Any, attempt: Attempt, **options: Any) -> tuple[Witness, str]:

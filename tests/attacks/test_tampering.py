@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.attacks.honest import NO_SLICES, SORTS, House, trials
 from tests.attacks.tampering import envelopes, manifests, parts

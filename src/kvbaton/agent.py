@@ -18,7 +18,7 @@ from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonUnavailable, Filtered, InputError, NotTrusted
+from kvbaton.errors import BatonUnavailable, Filtered, NotTrusted
 from kvbaton.gating import TextGate
 from kvbaton.opening import TICKET_S, expiry_ms
 from kvbaton.outbox import Outbox
@@ -44,7 +44,6 @@ from kvbaton.taking import (
     require_window,
     room_for,
     signers_of,
-    text_only,
 )
 from kvbaton.types import (
     Baton,
@@ -88,7 +87,8 @@ class Agent:
     tools
         Tool descriptions, as chat templates take them.
     stream
-        Store full segments while decoding, so that a hand-off has only the tail left to do.
+        Store full segments while decoding, so that a hand-off has only the tail left to do; by
+        default where there are no filters, which are asked before anything is stored.
     deadline_s
         Seconds to the first token of a take, where the call names none.
     log
@@ -108,7 +108,7 @@ class Agent:
         system: str | None = None,
         preamble: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        stream: bool = True,
+        stream: bool | None = None,
         deadline_s: float = DEADLINE_S,
         log: Log | None = None,
         watch_for: WatchFor | None = None,
@@ -117,7 +117,8 @@ class Agent:
         self.gate = TextGate(engine, tuple(filters))
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
-        self.stream, self.deadline_s, self.log = stream, deadline_s, log
+        self.stream = not filters if stream is None else stream
+        self.deadline_s, self.log = deadline_s, log
         self.watch_for: WatchFor = watch_for or (lambda fidelity, how: None)
         self.conversation: Conversation | None = None
 
@@ -477,35 +478,25 @@ class Agent:
         how, clock = decoding_of(options), Clock()
         references, said = references_in(given, instruction)
         limit_s = self.deadline_s if deadline_s is None else deadline_s
+        named = None if mode is None else mode_of(mode)
+        terms = Taking.of(
+            limit_s, minimum, self.engine.function, repair, overflow, route, importance,
+            strict=strict,
+        )  # fmt: skip
         try:
             opened, reasons, warnings = open_all(
                 self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
-                clock, deadline_s=limit_s,
+                clock, mode=named, deadline_s=limit_s,
             )  # fmt: skip
         except (NotTrusted, BatonUnavailable, Filtered) as error:
             if messages is None or strict:
                 raise
             return self._without_baton(error, messages, how, clock, labels or {})
-        wanted_mode = mode_of(mode) if mode is not None else opened[0].manifest.mode
-        if len(opened) > 1 and wanted_mode is not Mode.SLICE:
-            raise InputError(
-                f"several batons cannot be taken in mode {wanted_mode.value!r}",
-                hint="mode='slice' hangs one behind the other",
-            )
+        wanted_mode = named or opened[0].manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(baton.id for baton in opened), labels or {}
         account.reasons, account.warnings = reasons, warnings
         account.signers = signers_of(opened)
-        terms = Taking(
-            limit_s,
-            FidelityClass(minimum),
-            self.engine.function,
-            Repair(float(repair)) if isinstance(repair, float | int) else repair,
-            overflow,
-            strict,
-            text_only(route),
-            Importance(importance),
-        )
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
             wanted, cache = taker.joined(opened, said)
@@ -524,8 +515,9 @@ class Agent:
     ) -> Turn:
         """Answer the caller's own messages; nothing of the baton is used."""
         outcome, reason = not_opened(error)
-        account = Account(outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,))
-        account.labels = labels
+        account = Account(
+            outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,), labels=labels
+        )
         wanted = self.writer.render(messages)
         require_window(self.engine, wanted)
         return self._answer(None, wanted, how, account)
@@ -622,8 +614,17 @@ class Agent:
         clock.seconds["shown"] = clock.seconds.get("ttft", 0.0) + max(0.0, held_back_s)
         turn = self._turn(talk, wanted, answer, account)
         if answer.fired is not None:
-            return replace(turn, baton=self.hand_off(turn, receiver=answer.fired.receiver))
+            return self._passed_on(turn, answer.fired.receiver)
         return turn
+
+    def _passed_on(self, turn: Turn, receiver: str) -> Turn:
+        """The turn with its baton, or with a warning where a filter refuses one: the answer is
+        there all the same."""
+        try:
+            return replace(turn, baton=self.hand_off(turn, receiver=receiver))
+        except Filtered as error:
+            warned = (*turn.receipt.warnings, not_opened(error)[1])
+            return replace(turn, receipt=replace(turn.receipt, warnings=warned))
 
     def _turn(self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account) -> Turn:
         """The turn with its receipt; the agent's conversation from now on."""

@@ -527,7 +527,8 @@ class Agent(agent.Agent):
     domain
         The trust domain; by default the one that the settings name.
     stream
-        Store full segments while decoding, so that a hand-off has only the tail left to do.
+        Store full segments while decoding, so that a hand-off has only the tail left to do; by
+        default where there are no filters, which are asked before anything is stored.
     profile
         How the agent's caches are encoded: ``exact``, or a lossy profile that was measured on the
         model, such as ``near-lossless`` or ``compact``.
@@ -550,7 +551,7 @@ class Agent(agent.Agent):
         tools: Sequence[Mapping[str, Any]] | None = None,
         store: Store | str | None = None,
         domain: TrustDomain | None = None,
-        stream: bool = True,
+        stream: bool | None = None,
         profile: str = EXACT_PROFILE,
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         log: agent.Log | None = None,

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from kvbaton.probes.windows import WindowReport
     from kvbaton.relay import Relay
 
+_UNMEASURED = "how far honest caches of this kind lie from their tokens was not measured"
+
 Lost = Callable[[Fidelity], float | None]
 """What a segment promises -> the measured relative error of V of layer 0; None if unknown."""
 
@@ -288,6 +290,21 @@ def _misstated(sentence: str) -> FormatError:
 # --- windows, and a whole baton ----------------------------------------------------------------
 
 
+def probe_refusal(
+    engine: Engine, promised: Iterable[Fidelity], known: ProbeLimits | None
+) -> Reason | None:
+    """Why windows of a cache of these fidelities cannot be compared; None if they can.
+
+    Parameters are those of :func:`probe_windows`; nothing is attached or computed.
+    """
+    from kvbaton.probes.limits import limits_for
+
+    layout = engine.layout
+    if limits_for(promised, known, dtype=layout.dtype, layers=len(layout.layers)) is not None:
+        return None
+    return Reason(ReasonCode.PROBE_IMPOSSIBLE, _UNMEASURED)
+
+
 def probe_windows(
     engine: Engine,
     cache: Any,
@@ -323,8 +340,7 @@ def probe_windows(
     layout = engine.layout
     limits = limits_for(promised, known, dtype=layout.dtype, layers=len(layout.layers))
     if limits is None:
-        sentence = "how far honest caches of this kind lie from their tokens was not measured"
-        return None, Reason(ReasonCode.PROBE_IMPOSSIBLE, sentence)
+        return None, Reason(ReasonCode.PROBE_IMPOSSIBLE, _UNMEASURED)
     try:
         report = examine(engine, cache, ids, windows, limits)
     except UnsupportedLayout as error:

@@ -96,6 +96,16 @@ class TextGate:
         )
 
 
+def as_words(engine: Engine, baton: Baton) -> Baton:
+    """What another trust domain has made, with nothing in its sender's instruction, summary and
+    goal that opens or closes a turn: its text is retold, and these stand in turns as they are."""
+    if baton.manifest.export is None:
+        return baton
+    terms = baton.manifest.terms
+    plain: dict[str, Any] = {name: engine.chat.plain(getattr(terms, name)) for name in _SAID}
+    return replace(baton, manifest=replace(baton.manifest, terms=replace(terms, **plain)))
+
+
 def text_only_baton(engine: Engine, baton: Baton, words: Transcript, left: FilterOutcome) -> Baton:
     """A baton of this process with nothing but a text, in place of one whose text was redacted."""
     listing = replace(

@@ -7,12 +7,14 @@ ticket; last the transcript.  Until the signature is verified no byte of the pay
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import TypeVar
 
 from kvbaton.clock import within
 from kvbaton.errors import (
@@ -39,13 +41,28 @@ from kvbaton.wire.digests import DomainKeys
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Who takes a baton, and by which ticket, if any."""
+    """Who takes a baton, and by which ticket, if any.
+
+    Who only looks at it, and answers nothing from it, does not ``take`` it and needs none.
+    """
 
     name: str = ""
     ticket: str | None = None
+    takes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """A ticket that is right and has to be used up, and where its baton lies."""
+
+    ticket: Ticket
+    store: Store
 
 
 NOBODY = Bearer()
+_CLAIM_BYTES = 32
+T = TypeVar("T")
+EXAMINER = Bearer(takes=False)
 TICKET_S = 3600.0
 """Seconds for which a ticket is valid by default."""
 MAX_SECONDS = 100 * 366 * 86_400
@@ -72,8 +89,15 @@ class Opening:
         *,
         deadline_s: float,
         bearer: Bearer = NOBODY,
+        unspent: list[Spending] | None = None,
     ) -> Baton:
         """Manifest and transcript of a baton; a ``Baton`` in process carries both.
+
+        Parameters
+        ----------
+        unspent
+            Where what a ticket costs is put, for ``spend``, once everything else is known to be
+            right; without it the ticket is spent here.
 
         Raises
         ------
@@ -84,23 +108,47 @@ class Opening:
             Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
         require_sealed(self.store, self.domain)
+        started, due = time.monotonic(), list[Spending]()
         if isinstance(baton, Baton):
-            self._in_process(baton, bearer)
-            return baton
-        ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+            self._in_process(baton, bearer, due)
+            opened = baton
+        else:
+            ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+            opened = _in_time(deadline_s, lambda: self._read(ref, bearer, due))
+        if unspent is None:
+            self.spend(due, deadline_s=deadline_s - (time.monotonic() - started))
+        else:
+            unspent += due
+        return opened
+
+    def spend(self, due: Sequence[Spending], *, deadline_s: float) -> None:
+        """Use tickets up, those of several batons together.
+
+        Raises
+        ------
+        NotTrusted
+            One of them is spent.
+        BatonUnavailable
+            The store did not answer in time.
+        Unsupported
+            The store cannot tell who was first.
+        """
+        if not due:
+            return
         given_up = _GivenUp()
-        try:
-            return within(deadline_s, lambda: self._read(ref, bearer, given_up))
-        except FutureTimeout:
-            given_up.now()
-            late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
-            raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
+
+        def claim() -> None:
+            with given_up.not_yet():  # whoever waits no more must not lose the ticket
+                for one in due:
+                    self._spend(one)
+
+        _in_time(deadline_s, claim, given_up.now)
 
     def store_of(self, url: str) -> Store:
         """The store with a URL: one's own, or another that is opened."""
         return self.store if url == self.store.url else sealed(open_store(url), self.domain)
 
-    def _in_process(self, baton: Baton, bearer: Bearer) -> None:
+    def _in_process(self, baton: Baton, bearer: Bearer, due: list[Spending]) -> None:
         """A baton of this process needs no ticket and no signature: whoever could forge it could
         as well call the model."""
         _require_current(baton.manifest, self.domain, now_ms=now_ms())
@@ -109,37 +157,21 @@ class Opening:
             self.pedigree.note(Kin.of(baton))
         if bearer.ticket is not None:
             ticket = self._checked(baton.id, baton.manifest, bearer)
-            self._spend(ticket, self.store_of(baton.ref.store))
+            due.append(Spending(ticket, self.store_of(baton.ref.store)))
 
-    def _read(self, ref: BatonRef, bearer: Bearer, given_up: _GivenUp) -> Baton:
+    def _read(self, ref: BatonRef, bearer: Bearer, due: list[Spending]) -> Baton:
         store = self.store_of(ref.store)
         with unavailable("manifest"):
-            raw, store = self._envelope(ref.id, store)
+            raw, store = read_envelope(store, ref.id, self.domain)
         listing, signer = read_manifest(raw, ref.id, self.domain)
         _require_current(listing, self.domain, now_ms=now_ms())
         found = self.pedigree.examine(Kin.of_manifest(ref.id, listing, signer, raw), store)
         ticket = self._ticket(ref.id, listing, bearer)
         words = read_transcript(store, listing, self.domain)
         if ticket is not None:
-            with given_up.not_yet():  # whoever waits no more must not lose the ticket
-                self._spend(ticket, store)
+            due.append(Spending(ticket, store))
         believed = replace(listing, hops=found.hops, fidelity=found.fidelity)
         return Baton(ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings)
-
-    def _envelope(self, name: str, store: Store) -> tuple[bytes, Store]:
-        """What lies in a baton's place, and the store to read on in: what another trust domain has
-        made for this one is not encrypted with this one's key."""
-        key = Key(Kind.BATON, name)
-        try:
-            return store.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES), store
-        except FormatError as error:
-            if error.fault is not Fault.DECRYPTION:
-                raise
-            open_text = bare(store)
-            raw = open_text.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
-            if read_manifest(raw, name, self.domain)[0].export is None:
-                raise
-            return raw, open_text
 
     # -- tickets --------------------------------------------------------------------------------
 
@@ -177,7 +209,8 @@ class Opening:
     def _ticket(self, name: str, listing: Manifest, bearer: Bearer) -> Ticket | None:
         if bearer.ticket is not None:
             return self._checked(name, listing, bearer)
-        if self.domain.requirements.tickets and listing.export is None:
+        wanted = bearer.takes and self.domain.requirements.tickets
+        if wanted and listing.export is None:
             raise NotTrusted(
                 "this trust domain asks for a ticket, and there is none",
                 fault=TrustFault.TICKET_MISSING,
@@ -196,12 +229,27 @@ class Opening:
             trust=self.domain.trust,
         )
 
-    def _spend(self, ticket: Ticket, store: Store) -> None:
+    def _spend(self, due: Spending) -> None:
         """Use a ticket up, where the baton lies and in the receiver's own store: a copy of a store
-        must not make it new."""
-        shelves = [store] if store.url == self.store.url else [self.store, store]
+        must not make it new.  Two URLs may name one store, so each claim says whose it is."""
+        mine = secrets.token_bytes(_CLAIM_BYTES)
+        shelves = [due.store]
+        if due.store.url != self.store.url:
+            shelves.insert(0, self.store)
         for shelf in shelves:
-            spend(ticket, self.domain.keys, _claimer(shelf))
+            spend(due.ticket, self.domain.keys, _claimer(shelf, mine))
+
+
+def _in_time(
+    deadline_s: float, work: Callable[[], T], given_up: Callable[[], None] = lambda: None
+) -> T:
+    """The result of ``work``, or ``BatonUnavailable`` past the deadline."""
+    try:
+        return within(deadline_s, work)
+    except FutureTimeout:
+        given_up()
+        late = StoreTimeout(f"the store did not answer within {deadline_s:.3g} s")
+        raise BatonUnavailable(f"the baton cannot be read: {late.sentence}") from late
 
 
 class _GivenUp:
@@ -231,10 +279,11 @@ class _GivenUp:
             yield
 
 
-def _claimer(store: Store) -> Callable[[str], bool]:
+def _claimer(store: Store, mine: bytes) -> Callable[[str], bool]:
     def claim(name: str) -> bool:
+        key = Key(Kind.SPENT, name)
         with unavailable("ticket"):
-            return store.claim(Key(Kind.SPENT, name), b"spent\n")
+            return store.claim(key, mine) or store.get(key, limit_bytes=_CLAIM_BYTES) == mine
 
     return claim
 
@@ -250,6 +299,11 @@ def expiry_ms(expires_s: float | None) -> int:
     return 0 if expires_s is None else now_ms() + _ms(expires_s, "$.expires_s", positive=True)
 
 
+def earliest(*times_ms: int) -> int:
+    """The first of several ends, of which 0 is none; 0 where there is none."""
+    return min((end for end in times_ms if end), default=0)
+
+
 def _ms(seconds: float, at: str, *, positive: bool = False) -> int:
     if not 0 <= seconds <= MAX_SECONDS or (positive and seconds == 0):
         raise InputError(f"{seconds!r} is no time from 0 s to {MAX_SECONDS} s", at=at)
@@ -259,6 +313,31 @@ def _ms(seconds: float, at: str, *, positive: bool = False) -> int:
 def now_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def read_envelope(store: Store, name: str, domain: TrustDomain) -> tuple[bytes, Store]:
+    """What lies in a baton's place, and the store to read on in.
+
+    What was made for another trust domain is not encrypted with the key of its maker's, so it is
+    read as it lies there, and only that.
+
+    Raises
+    ------
+    NotFound
+        There is nothing.
+    FormatError
+        It cannot be decrypted, and is nothing that was made for another domain.
+    """
+    key = Key(Kind.BATON, name)
+    try:
+        return store.get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES), store
+    except FormatError as error:
+        if error.fault is not Fault.DECRYPTION:
+            raise
+        raw = bare(store).get(key, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+        if read_manifest(raw, name, domain)[0].export is None:
+            raise
+        return raw, bare(store)
 
 
 def read_manifest(

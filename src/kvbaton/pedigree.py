@@ -36,8 +36,8 @@ class Kin:
     """What a baton says about its origin, as its signer has signed it.
 
     ``signer`` is a key id; ``signers`` those of all ancestors; ``has_kv`` whether it lists
-    segments, with what level of ``noise``; ``envelope`` its exact bytes, empty where they are not
-    at hand.
+    segments, with what level of ``noise``; ``expires_ms`` when it ends; ``envelope`` its exact
+    bytes, empty where they are not at hand.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Kin:
     signers: tuple[str, ...]
     has_kv: bool
     noise: float
+    expires_ms: int
     envelope: bytes
 
     @classmethod
@@ -62,6 +63,7 @@ class Kin:
             listing.signers,
             bool(listing.segments),
             listing.noise,
+            listing.expires_ms,
             envelope,
         )
 
@@ -190,7 +192,7 @@ class Pedigree:
             parents = [self.find(name, store) for name in one.parents]
             there = [parent for parent in parents if parent is not None]
             if len(there) < len(parents):
-                missing = "a parent of the baton is missing"
+                missing = "a parent of the baton is missing, or its key is not trusted here"
             _require_modest(one, there)
             new = [parent for parent in there if parent.name not in seen]
             if len(seen) + len(new) > MAX_ANCESTORS:

@@ -47,10 +47,12 @@ def unavailable(what: str) -> Iterator[None]:
         raise BatonUnavailable(f"the baton's {what} is not in the store") from error
     except FormatError as error:
         raise BatonUnavailable(
-            f"the baton's {what} is damaged: {error.sentence}", at=error.at
+            f"the baton's {what} is damaged: {error.sentence}", at=error.at, hint=error.hint
         ) from error
     except StoreError as error:
-        raise BatonUnavailable(f"the baton's {what} cannot be read: {error.sentence}") from error
+        raise BatonUnavailable(
+            f"the baton's {what} cannot be read: {error.sentence}", hint=error.hint
+        ) from error
 
 
 def unavailable_reason(error: BatonUnavailable) -> Reason:

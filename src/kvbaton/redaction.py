@@ -254,7 +254,6 @@ def _is_of(message: Mapping[str, Any], roles: Sequence[Role]) -> bool:
     return Role.SYSTEM in roles and message["role"] in _SYSTEM_NAMES
 
 
-
 def _without_gaps(spans: Sequence[Span], tokens: int) -> Iterator[Span]:
     """Spans, and history where there is none."""
     done = 0

@@ -40,6 +40,7 @@ from kvbaton.checking import (
     Lost,
     Tally,
     check_layers,
+    probe_refusal,
     probe_windows,
     require_stated_codecs,
 )
@@ -51,7 +52,7 @@ from kvbaton.errors import (
     InputError,
     KvbatonError,
 )
-from kvbaton.opening import NOBODY, Bearer, Opening
+from kvbaton.opening import NOBODY, Bearer, Opening, Spending, earliest
 from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy import gates
 from kvbaton.prefixes import PrefixIndex
@@ -220,7 +221,8 @@ class Relay:
         """Store the source's cache and the signed baton that lists it.
 
         The manifest is written last, so a sender that dies leaves no baton behind.  ``spans`` are
-        at positions of the baton; ``expires_ms`` is 0 or milliseconds since the epoch.
+        at positions of the baton; ``expires_ms`` is 0 or milliseconds since the epoch, and never
+        later than that of what it was taken from.
 
         Raises
         ------
@@ -254,7 +256,7 @@ class Relay:
             hops=one_more(source.hops, fidelity),
             parents=source.parents,
             importance=importance,
-            expires_ms=expires_ms,
+            expires_ms=earliest(expires_ms, *(kin.expires_ms for kin in parents)),
             noise=max((packing.noise, *(kin.noise for kin in parents))),
         )
         words = Transcript(ids, text, tuple(dict(m) for m in messages))
@@ -321,6 +323,7 @@ class Relay:
         *,
         deadline_s: float = math.inf,
         bearer: Bearer = NOBODY,
+        unspent: list[Spending] | None = None,
     ) -> Baton:
         """Manifest and transcript of a baton, once both are verified; see ``Opening.open``.
 
@@ -331,7 +334,7 @@ class Relay:
         BatonUnavailable
             Manifest or transcript is absent, damaged or too late; the cause is chained.
         """
-        return self.opening.open(baton, deadline_s=deadline_s, bearer=bearer)
+        return self.opening.open(baton, deadline_s=deadline_s, bearer=bearer, unspent=unspent)
 
     def take(
         self,
@@ -360,6 +363,12 @@ class Relay:
         route, reasons = gates.decide(baton.manifest, context, asked)
         if route is Route.TEXT:
             return Taken(None, 0, route, reasons)
+        sliced = (Fidelity(FidelityClass.APPROXIMATE),) if moves is not None else ()
+        promised = [*sliced, *(ref.promised for ref in baton.manifest.segments)]
+        if importance is Importance.CRITICAL:
+            impossible = probe_refusal(self.engine, promised, self._limits(context.function))
+            if impossible is not None:
+                return Taken(None, 0, Route.TEXT, (impossible,))
         tokens = min(reusable, baton.manifest.cached_tokens)
         taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, tokens if moves is None else moves,
@@ -369,9 +378,10 @@ class Relay:
         if taken.cache is None:
             return taken
         taken = replace(taken, route=route, reasons=reasons)
-        sliced = (Fidelity(FidelityClass.APPROXIMATE),) if moves is not None else ()
-        promised = [*sliced, *(ref.promised for ref in baton.manifest.segments)]
         return self._examined(taken, baton.transcript.ids, promised, importance)
+
+    def _limits(self, function: FunctionId) -> ProbeLimits | None:
+        return self.checks.limits(function.digest)
 
     def _examined(
         self,
@@ -383,7 +393,7 @@ class Relay:
         """What was taken, or the text route where the windows of a critical take are odd."""
         if importance is Importance.ORDINARY:
             return taken
-        clock, known = Clock(), self.checks.limits(self.engine.function.digest)
+        clock, known = Clock(), self._limits(self.engine.function)
         with clock.phase("probe"):
             report, wrong = probe_windows(
                 self.engine, taken.cache, ids[: taken.reused], promised, known,

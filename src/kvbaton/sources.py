@@ -164,7 +164,7 @@ def computed_alone(engine: Engine, source: Source) -> Source:
     ids, cached = source.packed_ids, source.packed_cached
     cache = engine.new_cache(cached)
     engine.forward(cache, ids[:cached])
-    return Source(cache, cached, ids, parents=source.parents, signers=source.signers)
+    return Source(cache, cached, ids, signers=source.signers)
 
 
 def importance_of(engine: Engine, source: Source) -> BlockScores:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
@@ -20,9 +21,9 @@ from kvbaton.errors import (
     NotTrusted,
     WindowExceeded,
 )
-from kvbaton.gating import TextGate
+from kvbaton.gating import TextGate, as_words
 from kvbaton.joining import Join, own_beginning
-from kvbaton.opening import Bearer
+from kvbaton.opening import Bearer, Spending
 from kvbaton.policy import fitting
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
 from kvbaton.reasons import refusal_reason, unavailable_reason
@@ -47,6 +48,8 @@ from kvbaton.types import (
     common_prefix,
 )
 
+_E = TypeVar("_E", bound=StrEnum)
+
 ASKED = Reason(ReasonCode.ASKED_FOR_TEXT, "the caller asked for the text route")
 
 
@@ -67,6 +70,46 @@ class Taking:
     strict: bool = False
     by_text: bool = False
     importance: Importance = Importance.ORDINARY
+
+    @classmethod
+    def of(
+        cls,
+        deadline_s: float,
+        minimum: FidelityClass | str,
+        function: FunctionId,
+        repair: Repair | float | None,
+        overflow: str,
+        route: Route | str | None,
+        importance: Importance | str,
+        *,
+        strict: bool,
+    ) -> Taking:
+        """The terms that a caller has named.
+
+        Raises
+        ------
+        InputError
+            One of them makes no sense.
+        """
+        return cls(
+            deadline_s,
+            _named(FidelityClass, minimum, "fidelity"),
+            function,
+            Repair(float(repair)) if isinstance(repair, float | int) else repair,
+            _named(fitting.FitStrategy, overflow, "strategy for a window that is too small").value,
+            strict,
+            text_only(route),
+            _named(Importance, importance, "importance"),
+        )
+
+
+def _named(kind: type[_E], given: str, what: str) -> _E:
+    try:
+        return kind(given)
+    except ValueError:
+        raise InputError(
+            f"there is no {what} {str(given)[:40]!r}", hint=f"known: {', '.join(kind)}"
+        ) from None
 
 
 def require_window(engine: Engine, wanted: Prompt) -> None:
@@ -394,22 +437,37 @@ def open_all(
     several: Sequence[Bearer],
     clock: Clock,
     *,
+    mode: Mode | None,
     deadline_s: float,
 ) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
     """Batons as they may be used, with the reasons of filters and the warnings.
 
-    All of them are verified before the text of any reaches a filter.
+    All of them are verified before the text of any reaches a filter, and no ticket is spent before
+    all of them are known to be right.
 
     Raises
     ------
     NotTrusted, BatonUnavailable, Filtered
         One of them cannot be used.
+    InputError
+        Several are taken in another mode than ``slice``.
     """
+    unspent: list[Spending] = []
     with clock.phase("get"):
         found = [
-            relay.open(one, deadline_s=deadline_s, bearer=bearer)
+            as_words(
+                relay.engine,
+                relay.open(one, deadline_s=deadline_s, bearer=bearer, unspent=unspent),
+            )
             for one, bearer in zip(references, several, strict=True)
         ]
+        wanted = mode or found[0].manifest.mode
+        if len(found) > 1 and wanted is not Mode.SLICE:
+            raise InputError(
+                f"several batons cannot be taken in mode {wanted.value!r}",
+                hint="mode='slice' hangs one behind the other",
+            )
+        relay.opening.spend(unspent, deadline_s=deadline_s - clock.elapsed())
     warnings = tuple(warning for one in found for warning in one.warnings)
     if not gate.filters:
         return found, (), warnings

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvbaton.backing import Source
+from kvbaton.codecs.profiles import PROFILES
 from kvbaton.errors import (
     BatonUnavailable,
     Filtered,
@@ -19,6 +21,7 @@ from kvbaton.errors import (
     TrustFault,
 )
 from kvbaton.policy.filters import PatternFilter
+from kvbaton.relay import Relay
 from kvbaton.seals import (
     ANYBODY,
     Grant,
@@ -31,8 +34,10 @@ from kvbaton.seals import (
 )
 from kvbaton.seals.ed25519 import Ed25519
 from kvbaton.seals.statement import verify
+from kvbaton.shipping import Packing
 from kvbaton.stores import DirectoryStore, Key, Kind, MemoryStore
 from kvbaton.testing import FaultyStore
+from kvbaton.triggers import predicate
 from kvbaton.types import (
     Fidelity,
     FidelityClass,
@@ -609,3 +614,107 @@ def test_a_receiver_is_told_that_encryption_was_asked_for(agent_of: Any) -> None
     ring.asked = Requirements(encryption=True)
     with pytest.raises(SettingsError, match="start it again"):
         receiver.take(baton.id, "Go on")
+
+
+def test_one_store_under_two_urls_spends_a_ticket_once(agent_of: Any, tmp_path: Path) -> None:
+    """A claim says whose it is, so that a receiver does not stand in its own way."""
+    sender = agent_of("a", store=DirectoryStore(tmp_path / "s"))
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=4))
+    ticket = sender.ticket(baton, "b")
+    receiver = agent_of("b", store=DirectoryStore(tmp_path / "s", max_bytes=10**9))
+    turn = receiver.take(baton.ref, "Go on", ticket=ticket, max_new_tokens=2)
+    assert turn.receipt.route is Route.BATON
+    again = lambda: receiver.take(baton.ref, "Go on", ticket=ticket)  # noqa: E731
+    assert fault_of(again) is TrustFault.TICKET_SPENT
+
+
+def test_no_ticket_is_spent_before_everything_is_right(agent_of: Any) -> None:
+    """Neither by another baton's wrong ticket, nor by arguments that make no sense."""
+    a, b = agent_of("a"), agent_of("b")
+    one, other = (x.hand_off(x.run(LONG, max_new_tokens=4)) for x in (a, b))
+    right, wrong = a.ticket(one, "c"), b.ticket(other, "d")
+    receiver = agent_of("c")
+    slices = {"mode": "slice", "instruction": "Go on", "max_new_tokens": 2}
+    bad = lambda: receiver.take(one.id, other.id, ticket=[right, wrong], **slices)  # noqa: E731
+    assert fault_of(bad) is TrustFault.TICKET_AUDIENCE
+    for mistake in (
+        {"mode": "sideways"},
+        {"minimum": "best"},
+        {"importance": "huge"},
+        {"overflow": "burst"},
+        {"route": "baton"},
+    ):
+        with pytest.raises(InputError):
+            receiver.take(one.id, "Go on", ticket=right, **mistake)
+    with pytest.raises(InputError, match="several batons"):
+        receiver.take(one.id, other.id, ticket=[right, b.ticket(other, "c")], instruction="Go on")
+    both = [right, b.ticket(other, "c")]
+    assert receiver.take(one.id, other.id, ticket=both, **slices).receipt.route is Route.BATON
+
+
+def test_a_clean_slice_of_what_was_taken_begins_anew(agent_of: Any) -> None:
+    """It was computed from nothing but its tokens: no parents, no hops, the same signers."""
+    first = handed_off(agent_of, said={"noise": 0.01})
+    middle = agent_of("b")
+    turn = middle.take(first.id, "Go on", max_new_tokens=5)
+    clean = middle.hand_off(turn, spans="generated", clean=True)
+    assert (clean.manifest.parents, clean.manifest.noise) == ((), 0.0)
+    assert first.signer in clean.manifest.signers
+    agent_of("c").relay.open(clean.id)
+
+
+def test_what_comes_of_a_baton_ends_with_it(agent_of: Any) -> None:
+    """A continuation does not outlive what it holds, unless it ends sooner."""
+    first = handed_off(agent_of, said={"expires_s": 600})
+    middle = agent_of("b")
+    turn = middle.take(first.id, "Go on", max_new_tokens=3)
+    assert middle.hand_off(turn).manifest.expires_ms == first.manifest.expires_ms
+    assert middle.hand_off(turn, expires_s=60).manifest.expires_ms < first.manifest.expires_ms
+    later = middle.hand_off(turn, expires_s=6000)
+    assert later.manifest.expires_ms == first.manifest.expires_ms
+
+
+def test_a_trigger_that_a_filter_refuses_leaves_the_answer(agent_of: Any) -> None:
+    """The turn is there, without a baton, and its receipt says why."""
+    agent = agent_of("a", filters=[NEVER])
+    turn = agent.run(LONG, max_new_tokens=6, hand_off_when=(predicate(lambda turn: "b"),))
+    assert turn.baton is None
+    assert [w.code for w in turn.receipt.warnings] == [ReasonCode.FILTER_REFUSED]
+
+
+@pytest.mark.parametrize("claimed", ["exact", "approximate"])
+def test_a_codec_that_is_not_spoken_of_is_refused(
+    agent_of: Any, engine: Any, claimed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four bits under `exact`: no record is asked for, so the segment itself has to tell."""
+    plan = PROFILES["compact"].plan(engine.layout)
+    monkeypatch.setattr(type(plan), "fidelity", Fidelity(FidelityClass(claimed)))
+    sender = agent_of("a", plan=plan, stream=False)
+    baton = sender.hand_off(sender.run(LONG, max_new_tokens=4))
+    monkeypatch.undo()
+    turn = agent_of("b", max_lossy_hops=None).take(baton, "Go on", max_new_tokens=2)
+    assert turn.receipt.route is Route.TEXT
+    assert turn.receipt.reasons[0].code is ReasonCode.SEGMENT_CONTRADICTS
+
+
+def test_own_loops_keep_the_origin_of_a_cache(engine: Any, store: Any) -> None:
+    """What attach_cache gave and export_cache hands on has parents, hops, noise and signers."""
+    from kvbaton.api import attach_cache, export_cache
+
+    ids = engine.chat.ids_of(LONG)
+    cache = engine.new_cache(len(ids))
+    engine.forward(cache, ids)
+    relay = Relay(engine, store, Ring(ANYBODY).domain)
+    source = Source(cache, len(ids), ids)
+    first = relay.hand_off(source, sender="a", text=LONG, packing=Packing(noise=0.02))
+    taken, row = attach_cache(engine, first.id, [5, 6], store=relay)
+    engine.forward(taken, row[0, taken.length :].tolist())
+    again = export_cache(engine, taken, row[0], store=relay)
+    assert again.manifest.parents == (first.id,)
+    assert again.manifest.fidelity.kind is FidelityClass.APPROXIMATE
+    assert again.manifest.hops.lossy == first.manifest.hops.lossy + 1
+    assert first.signer in again.manifest.signers
+    with pytest.raises(Filtered):
+        attach_cache(engine, first.id, [5], store=relay, filters=[NO_CODE])
+    with pytest.raises(Filtered):
+        export_cache(engine, taken, row[0], store=relay, filters=[NO_CODE])

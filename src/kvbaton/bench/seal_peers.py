@@ -19,7 +19,7 @@ from kvbaton.bench.sender import Sender
 from kvbaton.bench.ttft import turned
 from kvbaton.clock import Clock, within
 from kvbaton.errors import KvbatonError
-from kvbaton.opening import NOBODY, Bearer, Opening, read_manifest, read_transcript
+from kvbaton.opening import NOBODY, Bearer, Opening, Spending, read_manifest, read_transcript
 from kvbaton.relay import Checks, Relay
 from kvbaton.seals import Purpose
 from kvbaton.seals.encryption import DomainCipher
@@ -56,6 +56,7 @@ class _BareOpening(Opening):
         *,
         deadline_s: float,
         bearer: Bearer = NOBODY,
+        unspent: list[Spending] | None = None,
     ) -> Baton:
         """See :meth:`Opening.open`; only ids are asked for here, and nobody has a ticket."""
         name = baton if isinstance(baton, str) else baton.id

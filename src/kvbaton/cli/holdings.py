@@ -14,11 +14,12 @@ from kvbaton.errors import (
     NotTrusted,
     StoreError,
 )
-from kvbaton.opening import keys_of, read_manifest, require_domain
+from kvbaton.opening import keys_of, read_envelope, read_manifest, require_domain
 from kvbaton.reasons import unavailable
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Entry, Key, Kind, Store
 from kvbaton.types import Manifest, Transcript
+from kvbaton.vaults import bare
 from kvbaton.wire import limits
 from kvbaton.wire.binding import check_transcript
 from kvbaton.wire.manifest import parse_manifest, unwrap
@@ -29,7 +30,8 @@ OTHER_KEY = "the store may have been filled with another key of this trust domai
 
 
 def read_signed(store: Store, domain: TrustDomain, baton: str) -> tuple[Manifest, str]:
-    """The manifest of a baton of this trust domain, and the id of the key that signed it.
+    """The manifest of a baton of this trust domain, or that it has made for another one, and the
+    id of the key that signed it.
 
     Raises
     ------
@@ -39,10 +41,13 @@ def read_signed(store: Store, domain: TrustDomain, baton: str) -> tuple[Manifest
         It is not signed by a key that is trusted, or belongs to another trust domain.
     BatonUnavailable
         What was signed is no manifest.
+    FormatError
+        It cannot be decrypted.
     """
-    raw = store.get(Key(Kind.BATON, baton), limit_bytes=limits.MAX_ENVELOPE_BYTES)
+    raw, _ = read_envelope(store, baton, domain)
     manifest, signer = read_manifest(raw, baton, domain)
-    require_domain(manifest, domain)
+    if manifest.domain != domain.name:
+        require_domain(manifest, domain)
     return manifest, signer
 
 
@@ -70,6 +75,7 @@ def read_words(store: Store, domain: TrustDomain, manifest: Manifest) -> Transcr
         Its bytes are damaged, or of another key.
     """
     key, keys = Key(Kind.TRANSCRIPT, manifest.transcript), keys_of(manifest, domain)
+    store = store if manifest.export is None else bare(store)
     blob = store.get(key, limit_bytes=manifest.transcript_bytes)
     try:
         words = parse_transcript(blob, address=manifest.transcript, keys=keys)

@@ -127,7 +127,7 @@ def relay(
     name = model or work.model or MODEL
     _pull_if_missing(output, name)
     engine = load_engine(output, name, dtype=dtype.value if dtype else work.dtype or DTYPE)
-    from kvbaton.api import calibrated, plan_of
+    from kvbaton.api import calibrated, checks_for, default_filters, plan_of
     from kvbaton.pipelines import run_pipeline
 
     plan = plan_of(engine, profile or work.profile or EXACT_PROFILE)
@@ -145,6 +145,8 @@ def relay(
             deadline_s=settings.from_environment().deadline_s,
             plan=plan,
             calibrations=calibrated,
+            checks=checks_for(engine),
+            filters=default_filters(),
         )
     if svg is not None:
         _write(Path(svg), export_svg(result))

@@ -91,10 +91,13 @@ def _probed(output: Output, model: str, dtype: Dtype, opened: Store, baton: str)
     engine = load_engine(output, model, dtype=dtype.value)
     from kvbaton.api import probe_limits, relay_for
     from kvbaton.checking import examine_baton
+    from kvbaton.opening import EXAMINER
 
     relay = relay_for(engine, opened)
     with output.progress("holding the cache to its tokens"):
-        return examine_baton(relay, relay.open(baton), probe_limits(engine)).to_json()
+        return examine_baton(
+            relay, relay.open(baton, bearer=EXAMINER), probe_limits(engine)
+        ).to_json()
 
 
 def _one(examination: Examination, baton: str) -> None:

@@ -29,7 +29,8 @@ from kvbaton.pipelines.schema import (
     HandOffWhen,
     Pipeline,
 )
-from kvbaton.relay import Calibrated, Relay
+from kvbaton.policy.filters import TextFilter
+from kvbaton.relay import CHECKED, Calibrated, Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store
 from kvbaton.types import Baton, Mode, Reason, ReasonCode
@@ -47,7 +48,7 @@ Those of the relay, and ``turn-started`` (``agent``, ``sender``), ``turn-ended``
 """
 
 
-def run_pipeline(
+def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     pipeline: Pipeline,
     engine: Engine,
     store: Store,
@@ -59,6 +60,8 @@ def run_pipeline(
     deadline_s: float = DEADLINE_S,
     plan: CodecPlan | None = None,
     calibrations: Calibrated | None = None,
+    checks: Checks = CHECKED,
+    filters: Sequence[TextFilter] = (),
 ) -> PipelineResult:
     """Run a pipeline's agents in their order.
 
@@ -83,6 +86,9 @@ def run_pipeline(
         Seconds to the first token of each take.
     plan, calibrations
         How caches are encoded, and the calibration records that are known; see ``Relay``.
+    checks, filters
+        How caches are held to their tokens, and what is asked for their text; see ``Relay`` and
+        ``Agent``.
 
     Raises
     ------
@@ -92,6 +98,8 @@ def run_pipeline(
         A prompt does not fit the model's window.
     BatonRefused, StoreError
         By route ``baton``: a baton could not be used, or not be stored.
+    Filtered
+        A filter refused what an agent would have passed on.
     """
     if route not in get_args(RouteChoice):
         raise InputError(f"there is no route {route!r}", hint="auto, baton or text")
@@ -108,6 +116,8 @@ def run_pipeline(
         deadline_s=deadline_s,
         plan=plan,
         calibrations=calibrations,
+        checks=checks,
+        filters=tuple(filters),
     )
     if compare:
         warm_up(engine)
@@ -144,6 +154,8 @@ class _Run:
     deadline_s: float
     plan: CodecPlan | None = None
     calibrations: Calibrated | None = None
+    checks: Checks = CHECKED
+    filters: tuple[TextFilter, ...] = ()
     answers: dict[str, str] = field(default_factory=dict)
     passed: dict[str, list[_Passed]] = field(default_factory=dict)
     stored_bytes: int = 0
@@ -156,6 +168,7 @@ class _Run:
             self.domain,
             plan=self.plan,
             calibrations=self.calibrations,
+            checks=self.checks,
             observer=self._overhear,
         )
         preamble = self.pipeline.context
@@ -213,7 +226,8 @@ class _Run:
             self.text_relay if by_text else self.relay,
             system=spec.system or None,
             preamble=self.preamble,
-            stream=hands_off and not by_text,
+            stream=hands_off and not by_text and not self.filters,
+            filters=self.filters,
         )
 
     def _decoding(self, spec: AgentSpec) -> Decoding:
@@ -287,7 +301,7 @@ class _Run:
             return self._handed_off(turn, edge, self.text_relay), (reason,)
 
     def _handed_off(self, turn: Turn, edge: Edge, relay: Relay) -> Baton:
-        sender = Agent(turn.agent, self.engine, relay, preamble=self.preamble)
+        sender = Agent(turn.agent, self.engine, relay, preamble=self.preamble, filters=self.filters)
         sliced: Any = {"spans": edge.spans} if edge.mode is Mode.SLICE else {}
         return sender.hand_off(
             turn, mode=edge.mode, instruction=edge.instruction, receiver=edge.receiver, **sliced

@@ -34,6 +34,8 @@ TELLING = 0.5
 """Part of a token's norm up to which a limit still tells tokens apart: those that have nothing in
 common are about 1.4 norms away.  A limit is made of what the sender states, so without a bound of
 its own the check could be talked out of seeing anything."""
+NO_VALUE = 1e-3
+"""Part of a usual norm below which a token has as good as no V, so that nothing can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Allowance:
 
 
 def _require_telling(limits: torch.Tensor, size: torch.Tensor) -> None:
-    if bool((limits > TELLING * size).float().mean() > 0.5):
+    heavy = size > NO_VALUE * size.median()
+    if bool(((limits > TELLING * size) & heavy).any()):
         raise FormatError(
             "so much of the values may be lost that tokens cannot be told apart",
             fault=Fault.NOT_COMPARABLE,

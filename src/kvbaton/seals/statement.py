@@ -86,7 +86,12 @@ def verify(
             "it is another than the one that was asked for", TrustFault.OTHER, "$.payload"
         )
     if not envelope.signatures:
-        raise _refuse("it is not signed", TrustFault.UNSIGNED, "$.signatures")
+        raise _refuse(
+            "it is not signed",
+            TrustFault.UNSIGNED,
+            "$.signatures",
+            hint="batons from before signing was on have to be handed off again",
+        )
     signature = envelope.signatures[0]
     message = pae(payload_type, envelope.payload)
     key = trust.find(signature.keyid)

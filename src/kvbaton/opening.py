@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from kvbaton.errors import (
     FormatError,
     InputError,
     NotTrusted,
+    StoreError,
     StoreTimeout,
     TrustFault,
 )
@@ -31,7 +33,7 @@ from kvbaton.reasons import unavailable
 from kvbaton.seals import Purpose, TrustDomain
 from kvbaton.seals.statement import parsed_quietly, verify
 from kvbaton.seals.tickets import Ticket, check_ticket, issue, spend
-from kvbaton.stores import Key, Kind, Store, open_store
+from kvbaton.stores import Key, Kind, Store, StoreURL, open_store
 from kvbaton.types import Baton, BatonRef, Manifest, Transcript
 from kvbaton.vaults import bare, require_sealed, sealed
 from kvbaton.wire import limits, manifest, transcript
@@ -109,11 +111,12 @@ class Opening:
         """
         require_sealed(self.store, self.domain)
         started, due = time.monotonic(), list[Spending]()
-        if isinstance(baton, Baton):
+        if isinstance(baton, Baton) and not baton.looked_at:
             self._in_process(baton, bearer, due)
             opened = baton
         else:
             ref = BatonRef(baton, self.store.url) if isinstance(baton, str) else baton
+            ref = ref.ref if isinstance(ref, Baton) else ref
             opened = _in_time(deadline_s, lambda: self._read(ref, bearer, due))
         if unspent is None:
             self.spend(due, deadline_s=deadline_s - (time.monotonic() - started))
@@ -145,8 +148,20 @@ class Opening:
         _in_time(deadline_s, claim, given_up.now)
 
     def store_of(self, url: str) -> Store:
-        """The store with a URL: one's own, or another that is opened."""
-        return self.store if url == self.store.url else sealed(open_store(url), self.domain)
+        """The store with a URL: one's own, or another that is there already.
+
+        Raises
+        ------
+        StoreError
+            It cannot be opened, or is not there: references come from elsewhere, and nothing is
+            made where they point to.
+        """
+        if url == self.store.url:
+            return self.store
+        parsed = StoreURL.parse(url)
+        if parsed.scheme == "dir" and not Path(parsed.location, Kind.BATON.value).is_dir():
+            raise StoreError("there is no store where the reference points to")
+        return sealed(open_store(url), self.domain)
 
     def _in_process(self, baton: Baton, bearer: Bearer, due: list[Spending]) -> None:
         """A baton of this process needs no ticket and no signature: whoever could forge it could
@@ -160,8 +175,8 @@ class Opening:
             due.append(Spending(ticket, self.store_of(baton.ref.store)))
 
     def _read(self, ref: BatonRef, bearer: Bearer, due: list[Spending]) -> Baton:
-        store = self.store_of(ref.store)
         with unavailable("manifest"):
+            store = self.store_of(ref.store)
             raw, store = read_envelope(store, ref.id, self.domain)
         listing, signer = read_manifest(raw, ref.id, self.domain)
         _require_current(listing, self.domain, now_ms=now_ms())
@@ -171,7 +186,10 @@ class Opening:
         if ticket is not None:
             due.append(Spending(ticket, store))
         believed = replace(listing, hops=found.hops, fidelity=found.fidelity)
-        return Baton(ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings)
+        return Baton(
+            ref, believed, words, signer=signer, envelope=raw, warnings=found.warnings,
+            looked_at=not bearer.takes,
+        )  # fmt: skip
 
     # -- tickets --------------------------------------------------------------------------------
 

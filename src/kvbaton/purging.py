@@ -279,11 +279,13 @@ class _Plan:
 
     def _holds(self, header: SegmentHeader, ids: Sequence[int], listing: Manifest) -> bool:
         first, stop, keys = header.span.first, header.span.stop, keys_of(listing, self._domain)
-        return (
-            stop <= len(ids)
-            and keys.token_digest(ids[first:stop]) == header.token_digest
-            and keys.prefix_keys(header.function, ids, [first]) == [header.prefix_key]
-        )
+        if first >= len(ids) or keys.prefix_keys(header.function, ids, [first]) != [
+            header.prefix_key
+        ]:
+            return False
+        if stop > len(ids):  # the conversation went on: it begins with the end of this one
+            return first > 0
+        return keys.token_digest(ids[first:stop]) == header.token_digest
 
     def _prefixes(self, own: set[Key], needed: set[Key]) -> Iterator[Key]:
         """Records that lead to what is deleted, or hold the same tokens and lead nowhere else."""
@@ -291,15 +293,26 @@ class _Plan:
         for entry in self._store.list(Kind.PREFIX):
             try:
                 raw = self._store.get(entry.key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
-                to = Key(Kind.SEGMENT, prefix.parse_prefix(raw).address)
+                record = prefix.parse_prefix(raw)
+                to = Key(Kind.SEGMENT, record.address)
             except NotFound:
                 continue
             except FormatError:
                 if entry.key.name in ends:
                     yield entry.key
                 continue
-            if to in own or (entry.key.name in ends and to not in needed):
+            same = entry.key.name in ends or self._tells(record)
+            if to in own or (same and to not in needed):
                 yield entry.key
+
+    def _tells(self, record: prefix.PrefixRecord) -> bool:
+        """Whether a record of a longer conversation begins with the end of a purged one."""
+        for ids, listing in self._runs:
+            end = tuple(ids[record.first :])[: len(record.ids)]
+            same = record.function == listing.function.digest
+            if same and record.first and end and record.ids[: len(end)] == end:
+                return True
+        return False
 
     def _ends(self) -> Iterator[str]:
         """Prefix keys of everything that the batons' tokens begin with."""

@@ -377,7 +377,8 @@ class Baton:
 
     ``manifest`` says what is believed: hops and fidelity as its verified parents allow.
     ``signer`` is the id of the key that signed ``envelope``, its exact bytes; ``warnings`` say
-    what could not be verified.
+    what could not be verified.  One that was only ``looked_at`` is no better than its reference.
+    Pickled it is its reference: another process verifies it, and asks for a ticket.
     """
 
     ref: BatonRef
@@ -389,6 +390,16 @@ class Baton:
     bytes_written: int = 0
     bytes_deduplicated: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    looked_at: bool = False
+
+    def __reduce__(self) -> tuple[type[BatonRef], tuple[str, str]]:
+        return BatonRef, (self.ref.id, self.ref.store)
+
+    def __copy__(self) -> Baton:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Baton:
+        return self
 
     @property
     def id(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.relay.child import LONG
 
+from kvbaton.codecs import storage
 from kvbaton.errors import BatonUnavailable, InputError, StoreError
 from kvbaton.purging import BEYOND_REACH, PurgeReport, purge
 from kvbaton.seals import Requirements, TrustDomain
@@ -19,6 +20,8 @@ from kvbaton.testing import Fail, FaultyStore, StoreFault
 from kvbaton.types import Baton, Route
 from kvbaton.vaults import bare, sealed
 from kvbaton.wire.digests import DomainKeys
+from kvbaton.wire.prefix import parse_prefix
+from kvbaton.wire.segment import read_header
 
 
 def domain_of(secret: int = 0, *, encryption: bool = False) -> TrustDomain:
@@ -315,7 +318,7 @@ def test_a_store_that_does_not_delete_is_found_out(agent_of: Any) -> None:
 
     store, domain = Forgetful(), domain_of()
     baton = hand_off(agent_of("a", store=store, domain=domain))
-    report = purge(store, domain, baton.id)
+    report, store = purge(store, domain, baton.id), agent.relay.store
     assert not report.proven
     assert len(report.remains) == len(report.deleted) > 3
 
@@ -324,8 +327,36 @@ def test_a_store_without_files_says_what_was_searched(agent_of: Any) -> None:
     """In memory only listings can be read: no files are claimed."""
     store, domain = MemoryStore(), domain_of()
     baton = hand_off(agent_of("a", store=store, domain=domain))
-    report = purge(store, domain, baton.id)
+    report, store = purge(store, domain, baton.id), agent.relay.store
     assert report.proven and report.search.files == 0
     assert not any(names(store).values())
     said = report.to_json()
     assert said["proven"] is True and said["beyond_reach"] == list(BEYOND_REACH)
+
+
+def test_the_end_of_a_baton_in_a_segment_of_what_went_on_goes_too(
+    agent_of: Any, domain: TrustDomain
+) -> None:
+    """The conversation went on and streamed a segment that begins within the baton's last tokens:
+    neither it nor its prefix record, which holds ids in the clear, may stay."""
+    store = MemoryStore()
+    agent = agent_of("a", store=store)
+    baton = agent.hand_off(agent.run(LONG, max_new_tokens=4))
+    agent.run(LONG, max_new_tokens=9).conversation.stored()
+    ids = baton.transcript.ids
+    report, store = purge(store, domain, baton.id), agent.relay.store
+    assert report.proven
+    for entry in store.list(Kind.PREFIX):
+        record = parse_prefix(store.get(entry.key, limit_bytes=1 << 20))
+        end = ids[record.first :][: len(record.ids)]
+        assert not end or record.ids[: len(end)] != tuple(end)
+    for entry in store.list(Kind.SEGMENT):
+        with store.open(entry.key) as reader:
+            header = read_header(
+                reader.read,
+                file_size=reader.size_bytes,
+                address=entry.key.name,
+                keys=domain.keys,
+                storage=storage,
+            )
+        assert header.span.first >= len(ids)

@@ -7,6 +7,7 @@ appended to what is there.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ Tools = Sequence[Mapping[str, Any]]
 
 _ANCHORS = ("a", ".", "0", "\n")
 _SPACES = ("\N{LOWER ONE EIGHTH BLOCK}", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}")
+
+PLAIN_ROUNDS = 8
+"""How often special tokens are taken out of a foreign text before nothing that opens one stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +295,16 @@ class ChatFormat:
     def plain(self, text: str) -> str:
         """A text without this model's special tokens: nothing in it opens or closes a turn."""
         marks = sorted(map(str, special_tokens(self.tokenizer)), key=len, reverse=True)
-        before = None
-        while before != text:  # what is taken out may leave another mark behind
-            before = text
-            for mark in marks:
-                text = text.replace(mark, "")
+        if not marks:
+            return text
+        pattern = re.compile("|".join(map(re.escape, marks)))
+        for _ in range(PLAIN_ROUNDS):  # what is taken out may leave another mark behind
+            left = pattern.sub("", text)
+            if left == text:
+                return text
+            text = left
+        for opening in {mark[0] for mark in marks}:  # nested on purpose: nothing may begin one
+            text = text.replace(opening, "")
         return text
 
     def text_stream(self) -> TextStream:

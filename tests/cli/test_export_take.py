@@ -20,7 +20,7 @@ def test_export_says_exactly_what_the_issue_promises(exported: Exported) -> None
     """The JSON of `export` has six fields, and four phases with their seconds."""
     said = exported.said
     assert list(said) == ["baton", "store", "tokens", "segments", "bytes_written", "seconds"]
-    assert tuple(said["seconds"]) == EXPORT_PHASES == ("export", "encode", "seal", "put")
+    assert tuple(said["seconds"]) == EXPORT_PHASES == ("export", "encode", "seal", "sign", "put")
     assert said["segments"] == 2
     written = sum(p.stat().st_size for p in exported.files("segments"))
     assert said["bytes_written"] == written
@@ -91,7 +91,7 @@ def test_take_says_exactly_what_the_issue_promises(
     assert list(said) == ["output", "receipt"]
     assert set(TAKE_PHASES) <= set(said["receipt"]["seconds"])
     assert set(TAKE_PHASES) == {
-        "get", "verify", "decode", "align", "attach", "first_forward", "ttft",
+        "get", "verify", "decode", "probe", "align", "attach", "first_forward", "ttft",
     }  # fmt: skip
 
 

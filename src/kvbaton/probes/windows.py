@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 WINDOW_TOKENS = 16
 CRITICAL_WINDOWS = 8
 """Windows at random places; the last tokens are one more."""
+LONE, LONE_DIFFERENCE = 5.0, 0.9
+"""A single position alone is odd at so many times its limit, or at a difference that nothing is
+left of: in bfloat16 one honest token in some ten thousand goes its own way.  Two are odd at their
+limit."""
 SHORTEST_RUN = 8
 """Tokens that a run must have for its mean to be compared: fewer average out too little."""
 
@@ -40,7 +44,8 @@ class WindowReport:
     rows
         Positions in them, each counted once.
     ratio
-        The largest difference in multiples of its limit: up to 1 is honest; infinite for NaN.
+        The largest difference in multiples of what is honest: of runs' means, of the second worst
+        position, and of a lone one by a wider limit.  Up to 1 is honest; infinite for NaN.
     name, layer, position
         Where that was: ``k`` or ``v``; the position is the first of the run where a run's mean
         was the worst.
@@ -167,9 +172,10 @@ def examine(
     started = time.perf_counter()
     rows = rows_of(windows)
     found = engine.window_differences(cache, ids, rows)
-    token, run = limits.tensors()
-    worst = _worst(found / token[:, :, None])
-    means = _worst(run_means(found, windows) / run[:, :, None])
+    token, run = (limit[:, :, None] for limit in limits.tensors())
+    lone = (LONE * token).clamp_max(LONE_DIFFERENCE).maximum(token)
+    worst = max(_second(found / token), _worst(found / lone), key=_ratio)
+    means = _worst(run_means(found, windows) / run)
     of_run = means is not None and (worst is None or means[0] > worst[0])
     ratio, name, layer, index = (means if of_run else worst) or (0.0, 0, 0, 0)
     return WindowReport(
@@ -184,7 +190,25 @@ def examine(
     )
 
 
-def _worst(ratios: torch.Tensor) -> tuple[float, int, int, int] | None:
+_Worst = tuple[float, int, int, int] | None
+
+
+def _ratio(worst: _Worst) -> float:
+    return 0.0 if worst is None else worst[0]
+
+
+def _second(ratios: torch.Tensor) -> _Worst:
+    """The worst of all positions but the worst one."""
+    if ratios.shape[2] < 2:
+        return None
+    first = _worst(ratios)
+    rest = ratios.clone()
+    if first is not None:
+        rest[:, :, first[3]] = 0.0
+    return _worst(rest)
+
+
+def _worst(ratios: torch.Tensor) -> _Worst:
     """The largest of ``[2, layers, n]`` and where it is; a NaN is larger than any."""
     if not ratios.numel():
         return None

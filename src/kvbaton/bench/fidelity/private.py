@@ -120,7 +120,7 @@ class Reading:
         self.sender = session.agent("sender", session.relay(), self.document.system)
         self.turn = summed_up(self.sender, self.document)
         own = own_system_prompt(self._count, tokens=scope.prefix_tokens)
-        self.receiver = session.agent("receiver", session.relay(checks=Checks(tokens=False)), own)
+        self.receiver = session.agent("receiver", session.relay(), own)
 
     def _count(self, text: str) -> int:
         return len(self.engine.tokenizer.encode(text, add_special_tokens=False))
@@ -151,7 +151,8 @@ class Reading:
     def ready(self, asking: Asking) -> tuple[Any, Ask]:
         """A cache, and the ids that ask for a fact behind it."""
         kind = UnshiftedRelay if asking.mode == "slice-unshifted" else Relay
-        relay = self.session.relay(asking.profile, kind=kind)
+        lying = asking.mode == "slice-mismatched"
+        relay = self.session.relay(asking.profile, kind=kind, checks=Checks(tokens=not lying))
         sender = self.session.agent("sender", relay, self.document.system)
         if asking.mode == "continue":
             return self._whole(asking, sender)

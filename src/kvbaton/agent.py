@@ -494,7 +494,7 @@ class Agent:
             return self._without_baton(error, messages, how, clock, labels or {})
         wanted_mode = named or opened[0].manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
-        account.batons, account.labels = tuple(baton.id for baton in opened), labels or {}
+        account.batons, account.labels = tuple(one.id for one in opened), labels or {}
         account.reasons, account.warnings = reasons, warnings
         account.signers = signers_of(opened)
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
@@ -571,7 +571,8 @@ class Agent:
             signers=account.signers,
         )
         if self.stream:
-            talk.outbox = Outbox(self.relay, cache, account.held, account.inherited)
+            known = account.held, account.inherited
+            talk.outbox = Outbox(self.relay, cache, *known, sender=self.name)
         clock = account.clock
 
         def settled(sampled: Sequence[int]) -> None:

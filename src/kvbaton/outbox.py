@@ -16,6 +16,7 @@ from kvbaton.backing import Inherited, Source
 from kvbaton.clock import Clock
 from kvbaton.errors import KvbatonError
 from kvbaton.relay import Relay
+from kvbaton.shipping import Packing
 from kvbaton.types import SegmentRef, TokenRun
 
 _open: WeakSet[Outbox] = WeakSet()
@@ -35,7 +36,8 @@ def _finish_all() -> None:
 class Outbox:
     """Ships the full segments of one growing cache, but for those that are ``held``.
 
-    ``inherited`` are the positions of the cache that are not exact.
+    ``inherited`` are the positions of the cache that are not exact; ``sender`` is in whose name
+    they are stored.
 
     A store that fails ends the streaming, not the turn: the hand-off tries again and raises.
     """
@@ -46,7 +48,10 @@ class Outbox:
         cache: Any,
         held: Sequence[SegmentRef] = (),
         inherited: Sequence[Inherited] = (),
+        *,
+        sender: str = "",
     ) -> None:
+        self._packing = Packing(sender=sender)
         self._relay, self._cache = relay, cache
         self._held, self._inherited = tuple(held), tuple(inherited)
         self._refs: list[SegmentRef] = []
@@ -87,7 +92,9 @@ class Outbox:
             try:
                 source = Source(self._cache, stop, ids, held=self._held, inherited=self._inherited)
                 run = TokenRun(self._done, stop - self._done)
-                for ref, written in self._relay.shipper.ship_run(source, run, Clock()):
+                for ref, written in self._relay.shipper.ship_run(
+                    source, run, Clock(), self._packing
+                ):
                     if ref not in self._held:
                         self._refs.append(ref)
                     self.bytes_written += written

@@ -293,7 +293,7 @@ class _Plan:
         for entry in self._store.list(Kind.PREFIX):
             try:
                 raw = self._store.get(entry.key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
-                record = prefix.parse_prefix(raw)
+                record = prefix.stored_record(raw)
                 to = Key(Kind.SEGMENT, record.address)
             except NotFound:
                 continue

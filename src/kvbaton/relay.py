@@ -237,7 +237,7 @@ class Relay:
         """
         clock = Clock()
         function = self.engine.function
-        packing = replace(packing, function=function.digest)
+        packing = replace(packing, function=function.digest, sender=sender)
         self.opening.pedigree.require_none_revoked(source.signers)
         parents = self.opening.pedigree.parents(source.parents, self.store)
         shipment = self.shipper.ship_all(source, clock, packing)

@@ -51,12 +51,15 @@ class Packing:
         Relative size of the noise that is added to K and V; 0 for none.
     function
         Digest of the engine's function, where the caller has just asked for it.
+    sender
+        In whose name segments are found by those whose prompts begin alike.
     """
 
     plan: codecs.CodecPlan | None = None
     requantize: bool = False
     noise: float = 0.0
     function: str = ""
+    sender: str = ""
 
     def __post_init__(self) -> None:
         if checked_level(self.noise) > MAX_NOISE:
@@ -110,7 +113,7 @@ class Shipper:
             sliced = clock.timed("noise", blur_layers(sliced, packing.noise, seeds))
         encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
         for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
-            yield self._put(sealed, ids, clock)
+            yield self._put(sealed, ids, clock, packing.sender)
 
     def _seal(
         self, encoded: Iterable[EncodedLayer], ids: Sequence[int], function: str
@@ -130,14 +133,14 @@ class Shipper:
             )
 
     def _put(
-        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock
+        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock, sender: str
     ) -> tuple[SegmentRef, int]:
         with clock.phase("put"):
             require_sealed(self.store, self.domain)
             header = sealed.header
             written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
             ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
-            self.prefixes.add(header.function, ref, ids)
+            self.prefixes.add(header.function, ref, ids, sender=sender)
         self.observe("segment-stored", {"span": ref.span, "bytes": written})
         return ref, written
 

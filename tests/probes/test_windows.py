@@ -21,7 +21,14 @@ from kvbaton.probes.limits import (
     limits_for,
     measure_limits,
 )
-from kvbaton.probes.windows import choose_windows, examine, rows_of, run_means
+from kvbaton.probes.windows import (
+    BEGINNING,
+    LONE,
+    choose_windows,
+    examine,
+    rows_of,
+    run_means,
+)
 from kvbaton.types import EXACT, Fidelity, FidelityClass, TokenRun
 
 EIGHT = Fidelity(FidelityClass.LOSSY, "eight", "ca" * 32)
@@ -95,7 +102,7 @@ def test_means_are_those_of_runs(data: Any) -> None:
 
 @given(
     layer=st.integers(0, 3),
-    row=st.integers(0, 39),
+    row=st.integers(BEGINNING, 39),
     name=st.sampled_from(("k_store", "v_store")),
 )
 def test_a_changed_position_is_named(engine: Any, layer: int, row: int, name: str) -> None:
@@ -113,6 +120,23 @@ def test_a_changed_position_is_named(engine: Any, layer: int, row: int, name: st
     # What attends to the changed position may differ even more.
     assert worst == {(name[0], layer, row)} or (report.layer > layer and report.position >= row)
     assert str(report.position) in report.sentence()
+
+
+def test_one_token_that_goes_its_own_way_is_no_alarm(engine: Any) -> None:
+    """One position is odd at a wider limit, two at their own; the first four only grossly."""
+
+    def ratio(*rows: int, by: float) -> float:
+        cache = honest_cache(engine, ids_of(40), random.Random(0), way=0)
+        for row in rows:  # in the last layer, so that nothing attends to it
+            cache.layers[3].v_store[:, :, row] *= 1 + by
+        windows = choose_windows(40, Importance.CRITICAL)
+        return examine(engine, cache, ids_of(40), windows, limits_of(0.1, 1e3)).ratio
+
+    assert ratio(20, by=0.3) == pytest.approx(0.3 / (LONE * 0.1), rel=0.4)
+    assert ratio(20, 30, by=0.3) > 1.5
+    assert ratio(20, by=0.8) > 1
+    assert ratio(1, 2, by=0.5) < 1
+    assert ratio(1, by=-5.0) > 1
 
 
 def test_a_run_that_is_off_a_little_everywhere_is_named(engine: Any) -> None:

@@ -147,7 +147,10 @@ def test_slices_are_held_to_the_tokens_of_the_baton(
     assert honest.cache is not None, honest.reasons
     assert honest.probed == count
     taken = attached(relay, told(relay, ids, said), moves, behind)
-    assert (taken.cache is None) == (first <= wrong < first + count)
+    if first <= wrong < first + count:
+        assert taken.cache is None
+    elif profile == "exact":  # groups of a codec may reach over tokens that are not attached
+        assert taken.cache is not None
 
 
 # --- whole takes ---------------------------------------------------------------------------------

@@ -166,16 +166,18 @@ def test_a_prefix_record_is_believed_only_with_the_same_tokens(agent_of: Any, st
     """A record that lists other ids under the same key is a miss: ids are compared."""
     from dataclasses import replace
 
-    from kvbaton.wire.prefix import encode_prefix, parse_prefix
+    from kvbaton.seals.statement import sign
+    from kvbaton.wire.prefix import PAYLOAD_TYPE, encode_prefix, stored_record
 
     a = agent_of("a")
     turn = a.run(LONG, max_new_tokens=5)
     a.hand_off(turn)
     for entry in list(store.list(Kind.PREFIX)):
-        record = parse_prefix(store.get(entry.key, limit_bytes=1 << 20))
+        record = stored_record(store.get(entry.key, limit_bytes=1 << 20))
         forged = replace(record, ids=(record.ids[0] + 1, *record.ids[1:]))
         store.delete(entry.key)
-        store.put(entry.key, [encode_prefix(forged)])
+        signer = a.relay.domain.signers.signer("a", "local")
+        store.put(entry.key, [sign(PAYLOAD_TYPE, encode_prefix(forged), signer)])
     again = agent_of("b").run(LONG, max_new_tokens=5)
     assert again.receipt.reused_tokens == 0
     assert again.ids == turn.ids

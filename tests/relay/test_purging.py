@@ -20,7 +20,7 @@ from kvbaton.testing import Fail, FaultyStore, StoreFault
 from kvbaton.types import Baton, Route
 from kvbaton.vaults import bare, sealed
 from kvbaton.wire.digests import DomainKeys
-from kvbaton.wire.prefix import parse_prefix
+from kvbaton.wire.prefix import stored_record
 from kvbaton.wire.segment import read_header
 
 
@@ -347,7 +347,7 @@ def test_the_end_of_a_baton_in_a_segment_of_what_went_on_goes_too(
     report, store = purge(store, domain, baton.id), agent.relay.store
     assert report.proven
     for entry in store.list(Kind.PREFIX):
-        record = parse_prefix(store.get(entry.key, limit_bytes=1 << 20))
+        record = stored_record(store.get(entry.key, limit_bytes=1 << 20))
         end = ids[record.first :][: len(record.ids)]
         assert not end or record.ids[: len(end)] != tuple(end)
     for entry in store.list(Kind.SEGMENT):

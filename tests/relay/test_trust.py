@@ -75,7 +75,10 @@ class Ring:
 
     def signer(self, sender: str, domain: str, purpose: Any = None) -> Signer:
         """A sender's own key, or the one that speaks for all."""
-        return self.private.get(sender) or self.private[ANYBODY]
+        found = self.private.get(sender) or self.private.get(ANYBODY)
+        if found is None:
+            raise SettingsError(f"no private key here may sign for {sender!r}")
+        return found
 
     def find(self, keyid: str) -> TrustedKey | None:
         """The key of an id."""
@@ -769,3 +772,35 @@ def test_a_foreign_instruction_opens_no_turn(agent_of: Any, engine: Any) -> None
     others = TrustDomain("others", DomainKeys(bytes(32)), ring, ring)
     taken = agent_of("b", domain=others).take(baton.id, max_new_tokens=2)
     assert "<|im_start|>system" not in engine.chat.text_of(taken.conversation.ids)
+
+
+# --- beginnings that are found without a baton ----------------------------------------------------
+
+
+def reused(agent_of: Any, name: str, domain: TrustDomain) -> int:
+    """Tokens of a prompt that an agent finds in the store."""
+    receipt = agent_of(name, domain=domain, stream=False).run(LONG, max_new_tokens=2).receipt
+    return int(receipt.reused_tokens)
+
+
+def test_a_beginning_is_found_by_whoever_is_trusted(agent_of: Any, store: Any) -> None:
+    """Of a revoked key it is not, and the next who computes it takes its place."""
+    ring = Ring("a", "b", "c")
+    handed_off(agent_of, "a", domain=ring.domain)
+    assert reused(agent_of, "c", ring.domain) > 0
+    ring.mark("a", KeyStatus.REVOKED)
+    assert reused(agent_of, "c", ring.domain) == 0
+    handed_off(agent_of, "b", domain=ring.domain)
+    assert reused(agent_of, "c", ring.domain) > 0
+
+
+def test_nobody_stores_a_beginning_in_anothers_name(agent_of: Any, store: Any) -> None:
+    """A stolen key of one agent, with the domain's secret, cannot plant what another would have."""
+    ring = Ring("planner", "coder")
+    honest = ring.private["planner"]
+    ring.private["planner"] = ring.private["coder"]
+    thief = agent_of("planner", domain=ring.domain)
+    thief.run(LONG, max_new_tokens=2).conversation.stored()
+    ring.private["planner"] = honest
+    assert list(store.list(Kind.PREFIX)) != []
+    assert reused(agent_of, "planner", ring.domain) == 0

@@ -172,7 +172,8 @@ def manifest() -> Manifest:
 def prefix_record() -> PrefixRecord:
     """The record of the run segment."""
     segment = run_segment()
-    return PrefixRecord(FUNCTION, segment.address, segment.header.size_bytes, 0, IDS[:5])
+    size_bytes = segment.header.size_bytes
+    return PrefixRecord(FUNCTION, segment.address, size_bytes, 0, IDS[:5], "local", "planner")
 
 
 # --- breaking things -----------------------------------------------------------------------------

@@ -17,7 +17,9 @@ from kvbaton.errors import DigestMismatch, Fault, FormatError, InputError
 from kvbaton.types import Transcript
 from kvbaton.wire import limits
 from kvbaton.wire.digests import DomainKeys
-from kvbaton.wire.prefix import PrefixRecord, encode_prefix, parse_prefix
+from kvbaton.wire.envelope import Envelope, Signature, encode_envelope
+from kvbaton.wire.prefix import PAYLOAD_TYPE as PREFIX_TYPE
+from kvbaton.wire.prefix import PrefixRecord, encode_prefix, parse_prefix, stored_record
 from kvbaton.wire.transcript import encode_transcript, parse_transcript
 
 DATA = encode_transcript(TRANSCRIPT)
@@ -79,14 +81,21 @@ def test_floats_in_messages_keep_their_type_and_sign(value: float) -> None:
 
 
 @given(
-    HEX, HEX, st.integers(1, 1 << 40), st.integers(0, 1 << 20), st.lists(ID, min_size=1).map(tuple)
+    HEX,
+    HEX,
+    st.integers(1, 1 << 40),
+    st.integers(0, 1 << 20),
+    st.lists(ID, min_size=1).map(tuple),
+    st.sampled_from(["", "planner"]),
 )
 def test_prefix_records_come_back(
-    function: str, address: str, size_bytes: int, first: int, ids: tuple[int, ...]
+    function: str, address: str, size_bytes: int, first: int, ids: tuple[int, ...], sender: str
 ) -> None:
-    """parse(encode(record)) is the record."""
-    record = PrefixRecord(function, address, size_bytes, first, ids)
+    """parse(encode(record)) is the record, also out of an envelope."""
+    record = PrefixRecord(function, address, size_bytes, first, ids, "local", sender)
     assert parse_prefix(encode_prefix(record)) == record
+    envelope = Envelope(PREFIX_TYPE, encode_prefix(record), (Signature("k", b"s"),))
+    assert stored_record(encode_envelope(envelope)) == record
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from kvbaton.vaults import bare
 from kvbaton.wire import limits
 from kvbaton.wire.binding import check_transcript
 from kvbaton.wire.manifest import parse_manifest, unwrap
-from kvbaton.wire.prefix import parse_prefix
+from kvbaton.wire.prefix import stored_record
 from kvbaton.wire.transcript import parse_transcript
 
 OTHER_KEY = "the store may have been filled with another key of this trust domain"
@@ -148,7 +148,7 @@ def prefix_records(store: Store) -> Iterator[tuple[Key, str]]:
     for entry in store.list(Kind.PREFIX):
         try:
             raw = store.get(entry.key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
-            yield entry.key, parse_prefix(raw).address
+            yield entry.key, stored_record(raw).address
         except NotFound:
             continue
         except FormatError:

@@ -20,13 +20,13 @@ from kvbaton.errors import (
     StoreError,
     TrustFault,
 )
+from kvbaton.prefixes import verified_record
 from kvbaton.reasons import located
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Key, Kind, Reader, Store
 from kvbaton.types import JSON, LayerRange, Manifest, SegmentHeader, SegmentRef, Transcript
 from kvbaton.wire import limits
 from kvbaton.wire.binding import check_segment, ref_digests
-from kvbaton.wire.prefix import parse_prefix
 from kvbaton.wire.segment import read_header, verify_range
 
 Watch = Callable[[str, int, int], None]
@@ -119,7 +119,7 @@ class Examination:
     def _noting(self, place: str, key: Key, **where: Any) -> Iterator[None]:
         try:
             yield
-        except (FormatError, StoreError) as error:
+        except (FormatError, StoreError, NotTrusted) as error:
             self.faults.append(Damage(place, str(key), error, **where))
 
     # -- one baton ------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Examination:
         for entry in list(self.store.list(Kind.PREFIX)):
             with self._noting("prefix record", entry.key):
                 raw = self.store.get(entry.key, limit_bytes=limits.MAX_PREFIX_RECORD_BYTES)
-                parse_prefix(raw)
+                verified_record(raw, self.domain)
                 self.checked_bytes += len(raw)
 
     def _one_of_many(self, name: str) -> None:

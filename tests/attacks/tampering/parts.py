@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import string
+from dataclasses import replace
 from typing import Any
 
 from attacks.scene import signed, stranger
@@ -12,11 +13,15 @@ from tests.attacks.tampering.manifests import mutated
 from tests.attacks.tampering.pool import PROMPTS, Case, Pool, Random, other_than, tampering
 from tests.relay.conftest import SEGMENT_TOKENS
 
+from kvbaton.seals import Signer
+from kvbaton.seals.statement import sign
 from kvbaton.seals.tickets import PAYLOAD_TYPE as TICKET_TYPE
 from kvbaton.stores import Key, Kind
 from kvbaton.types import Baton
 from kvbaton.wire.canonical import dumps
 from kvbaton.wire.envelope import parse_envelope
+from kvbaton.wire.prefix import PAYLOAD_TYPE as PREFIX_TYPE
+from kvbaton.wire.prefix import PrefixRecord, encode_prefix, stored_record
 
 WORDS = "unavailable transcript-corrupt"
 SEGMENT = "kv-unusable segment-corrupt"
@@ -224,8 +229,7 @@ def _record(pool: Pool, rng: Random, index: int) -> tuple[str, Key, bytes]:
 @tampering("a byte of a prefix record", "no-baton")
 def _(pool: Pool, rng: Random, index: int) -> Case:
     prompt, key, data = _record(pool, rng, index)
-    at = rng.randrange(data.index(b"size_bytes"))  # the size is the store's own, not the record's
-    return Case(pool.raw[0], {key: flipped(data, at, rng)}, prompt=prompt)
+    return Case(pool.raw[0], {key: flipped(data, rng.randrange(len(data)), rng)}, prompt=prompt)
 
 
 @tampering("a prefix record cut off, longer or removed", "no-baton")
@@ -235,19 +239,32 @@ def _(pool: Pool, rng: Random, index: int) -> Case:
     return Case(pool.raw[0], {key: wrong}, prompt=prompt)
 
 
+def _resigned(record: PrefixRecord, signer: Signer) -> bytes:
+    return sign(PREFIX_TYPE, encode_prefix(record), signer)
+
+
 @tampering("a prefix record that names another segment", "no-baton segment-contradicts")
 def _(pool: Pool, rng: Random, index: int) -> Case:
     prompt, key, data = _record(pool, rng, index)
-    value = json.loads(data)
-    others = {r.address for b in pool.batons for r in b.manifest.segments} - {value["address"]}
-    value["address"] = rng.choice(sorted(others))
-    return Case(pool.raw[0], {key: dumps(value)}, prompt=prompt)
+    record, domain = stored_record(data), pool.scene.domain
+    others = {r.address for b in pool.batons for r in b.manifest.segments} - {record.address}
+    wrong = replace(record, address=rng.choice(sorted(others)))
+    signer = domain.signers.signer(record.sender, domain.name)
+    return Case(pool.raw[0], {key: _resigned(wrong, signer)}, prompt=prompt)
+
+
+@tampering("a prefix record by a key that is not trusted for its sender", "no-baton")
+def _(pool: Pool, rng: Random, index: int) -> Case:
+    prompt, key, data = _record(pool, rng, index)
+    record = replace(stored_record(data), size_bytes=1 + index)  # no two alike
+    signer = [stranger(), pool.coder, pool.revoked, pool.tickets_only][index % 4]
+    return Case(pool.raw[0], {key: _resigned(record, signer)}, prompt=prompt)
 
 
 @tampering("a byte of a segment that a prefix record names", "no-baton segment-corrupt")
 def _(pool: Pool, rng: Random, index: int) -> Case:
     prompt, _, data = _record(pool, rng, index)
-    key = Key(Kind.SEGMENT, json.loads(data)["address"])
+    key = Key(Kind.SEGMENT, stored_record(data).address)
     raw = pool.get(key.kind, key.name)
     return Case(pool.raw[0], {key: flipped(raw, rng.randrange(len(raw)), rng)}, prompt=prompt)
 

@@ -114,11 +114,10 @@ class Agent:
         watch_for: WatchFor | None = None,
         filters: Sequence[TextFilter] = (),
     ) -> None:
-        self.gate = TextGate(engine, tuple(filters))
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream = not filters if stream is None else stream
-        self.deadline_s, self.log = deadline_s, log
+        self.deadline_s, self.log, self.gate = deadline_s, log, TextGate(engine, tuple(filters))
         self.watch_for: WatchFor = watch_for or (lambda fidelity, how: None)
         self.conversation: Conversation | None = None
 

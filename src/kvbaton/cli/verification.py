@@ -120,7 +120,8 @@ class Examination:
         try:
             yield
         except (FormatError, StoreError, NotTrusted) as error:
-            self.faults.append(Damage(place, str(key), error, **where))
+            if not isinstance(error, NotTrusted) or error.fault in _TAMPERED:  # not just foreign
+                self.faults.append(Damage(place, str(key), error, **where))
 
     # -- one baton ------------------------------------------------------------------------------
 

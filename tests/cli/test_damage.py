@@ -129,7 +129,7 @@ def test_a_missing_segment_has_its_own_exit_code(cli: Cli, exported: Exported) -
     ("kind", "exits", "error", "outcome", "reasons"),
     [
         ("transcripts", (7, 8), "baton-unavailable", "unavailable", {"transcript-corrupt"}),
-        ("batons", (6, 6), "not-trusted", "not-trusted", {"other-baton"}),
+        ("batons", (6, 6), "not-trusted", "not-trusted", {"other-baton", "envelope-malformed"}),
     ],
 )
 def test_without_its_context_nothing_of_a_baton_is_used(

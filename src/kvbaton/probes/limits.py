@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvbaton.engines.base import Engine
 
 FORMAT = "kvbaton probe limits 1"
-TOKEN_MARGIN, RUN_MARGIN = 3.0, 2.0
+TOKEN_MARGIN, RUN_MARGIN = 3.0, 2.5
 """Times the largest honest difference of a token, and the largest mean of a run.  Single tokens
 have a long tail: in one take of a hundred, one is off twice as far as in all of sixty others."""
 FLOORS = {"BF16": (0.06, 0.032), "F16": (8e-3, 4e-3), "F32": (2e-3, 8e-4), "F64": (2e-6, 8e-7)}

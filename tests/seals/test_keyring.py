@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from kvbaton.seals import (
     KeyRing,
     KeyStatus,
     Purpose,
+    TrustedKey,
     TrustFile,
     local_domain,
     local_keys,
@@ -23,6 +27,7 @@ from kvbaton.seals import (
 )
 from kvbaton.seals.keyring import passphrase_from
 from kvbaton.seals.statement import sign, verify
+from kvbaton.seals.trust import TrustEdit
 
 PASSPHRASE = b"correct horse battery staple"
 
@@ -385,3 +390,23 @@ def test_a_lost_trust_file_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is gone") as caught:
         local_domain(tmp_path / "domains")
     assert "restore" in caught.value.hint
+
+
+def test_a_folder_that_is_being_begun_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes begin a domain: a key that the other has not yet trusted is no lost trust."""
+    waiting, add = threading.Event(), TrustEdit.add
+
+    def slow(edit: TrustEdit, key: TrustedKey, *, note: str = "") -> TrustedKey:
+        waiting.set()
+        time.sleep(0.3)  # long enough for the other to look, which then waits for the lock
+        return add(edit, key, note=note)
+
+    monkeypatch.setattr(TrustEdit, "add", slow)
+    with ThreadPoolExecutor(1) as first:
+        begun = first.submit(local_domain, tmp_path / "domains")
+        assert waiting.wait(60)
+        second = local_domain(tmp_path / "domains")
+        keys = {domain.signers.signer("a", "local").keyid for domain in (begun.result(), second)}
+    assert len(keys) == len(list((tmp_path / "domains" / "keys").glob("*.pem"))) == 1

@@ -139,17 +139,18 @@ class KeyRing:
         """
         if self._has_key_of(domain, self.trust.keys()):
             return
-        if not self.trust.path.exists() and any(self.folder.glob("*.pem")):
-            raise SettingsError(
-                "there are private keys, but the trust file that says what they may do is gone",
-                at=str(self.trust.path),
-                hint=f"restore it from a copy; to begin anew without these keys, move "
-                f"{self.folder} away",
-            )
-        with self.trust.editing() as edit:  # another process may have been first
-            if not self._has_key_of(domain, (entry.key for entry in edit.entries)):
-                key = self._make((Grant(ANYBODY, domain),), Purpose, DEFAULT_SCHEME)
-                edit.add(key, note="made on first use")
+        with self.trust.editing() as edit:  # another process may have been first, or be at it
+            if self._has_key_of(domain, (entry.key for entry in edit.entries)):
+                return
+            if not self.trust.path.exists() and any(self.folder.glob("*.pem")):
+                raise SettingsError(
+                    "there are private keys, but the trust file that says what they may do is gone",
+                    at=str(self.trust.path),
+                    hint=f"restore it from a copy; to begin anew without these keys, move "
+                    f"{self.folder} away",
+                )
+            key = self._make((Grant(ANYBODY, domain),), Purpose, DEFAULT_SCHEME)
+            edit.add(key, note="made on first use")
 
     def _has_key_of(self, domain: str, keys: Iterable[TrustedKey]) -> bool:
         return any(

@@ -6,7 +6,8 @@ Nothing here reaches for the network: the built-in model has been pulled before,
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,16 @@ def _has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler_outlives_a_test() -> Iterator[None]:
+    """Wait for kernels that a test has begun to compile: numba changes the filters of warnings,
+    which are the whole process's, so another test's would be gone in the middle of it."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "kvbaton-warm":
+            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,15 @@ from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
+from kvbaton.answering import Answering
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
-from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
+from kvbaton.decoding import Answer, Decoding, TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.errors import BatonUnavailable, Filtered, NotTrusted
 from kvbaton.gating import TextGate
 from kvbaton.opening import TICKET_S, expiry_ms
-from kvbaton.outbox import Outbox
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
 from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
@@ -40,9 +40,7 @@ from kvbaton.taking import (
     not_opened,
     open_all,
     references_in,
-    refused,
     require_window,
-    room_for,
     signers_of,
 )
 from kvbaton.types import (
@@ -190,7 +188,7 @@ class Agent:
         account.computed_before = self.engine.computed_tokens() - counted
         nothing = Answer((), "", "", 0, 0.0)
         talk = Conversation(cache, list(wanted.ids), list(wanted.spans), list(wanted.messages))
-        return self._turn(talk, wanted, nothing, account)
+        return self._kept(Answering(self.name, self.relay).turn(talk, wanted, nothing, account))
 
     def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
@@ -533,88 +531,16 @@ class Agent:
         watch: TokenWatch | None = None,
         strict: bool = False,
     ) -> Turn:
-        """Decode behind whatever is attached, keep the conversation, write the receipt.
+        """Decode behind whatever is attached, keep the conversation, log the receipt."""
+        answering = Answering(self.name, self.relay, stream=self.stream)
+        turn = self._kept(answering.answer(cache, wanted, how, account, watch=watch, strict=strict))
+        return turn if turn.fired is None else self._passed_on(turn, turn.fired.receiver)
 
-        Where the watch finds the first tokens odd, nothing has been shown yet, and the answer
-        begins anew from the ids.
-        """
-        talk, answer = self._decoded(cache, wanted, how, account, watch)
-        if answer.alarm is not None:
-            account.give_up(answer, answer.alarm)
-            if strict:
-                raise refused(answer.alarm)
-            talk, answer = self._decoded(None, wanted, how, account, None)
-        return self._conclude(talk, wanted, answer, account)
-
-    def _decoded(
-        self,
-        cache: Any,
-        wanted: Prompt,
-        how: Decoding,
-        account: Account,
-        watch: TokenWatch | None,
-    ) -> tuple[Conversation, Answer]:
-        if cache is None:
-            account.reused = account.pending = account.start = 0
-            cache = self.engine.new_cache(room_for(self.engine, wanted, 0, how))
-        start = account.reused if account.start is None else account.start
-        talk = Conversation(
-            cache,
-            list(wanted.ids),
-            list(wanted.spans),
-            list(wanted.messages),
-            account.held,
-            account.parents,
-            account.hops,
-            inherited=account.inherited,
-            signers=account.signers,
-        )
-        if self.stream:
-            known = account.held, account.inherited
-            talk.outbox = Outbox(self.relay, cache, *known, sender=self.name)
-        clock = account.clock
-
-        def settled(sampled: Sequence[int]) -> None:
-            if talk.outbox is not None:
-                talk.outbox.offer(cache.length, lambda: (*wanted.ids, *sampled))
-
-        def first_token() -> None:
-            clock.seconds["ttft"] = clock.elapsed()
-
-        try:
-            answer = decode(
-                self.engine,
-                cache,
-                wanted.ids[start:],
-                how,
-                after=start,
-                settled=settled,
-                first_token=first_token,
-                watch=watch,
-            )
-        finally:
-            if talk.outbox is not None:
-                talk.outbox.close()
-        return talk, answer
-
-    def _conclude(
-        self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account
-    ) -> Turn:
-        chat, clock = self.engine.chat, account.clock
-        talk.ids.extend(answer.ids)
-        talk.spans.extend(
-            chat.answer_spans(
-                answer.ids, first=len(wanted.ids), inside_reasoning=wanted.opens_reasoning
-            )
-        )
-        said = [i for i in answer.ids if i not in chat.stop_ids]
-        talk.messages.append({"role": "assistant", "content": chat.text_of(said)})
-        clock.seconds["first_forward"] = answer.ttft_s
-        held_back_s = answer.shown_s - answer.ttft_s
-        clock.seconds["shown"] = clock.seconds.get("ttft", 0.0) + max(0.0, held_back_s)
-        turn = self._turn(talk, wanted, answer, account)
-        if answer.fired is not None:
-            return self._passed_on(turn, answer.fired.receiver)
+    def _kept(self, turn: Turn) -> Turn:
+        """A turn, whose conversation is the agent's from now on."""
+        self.conversation = turn.conversation
+        if self.log is not None:
+            self.log(turn.receipt)
         return turn
 
     def _passed_on(self, turn: Turn, receiver: str) -> Turn:
@@ -625,26 +551,3 @@ class Agent:
         except Filtered as error:
             warned = (*turn.receipt.warnings, not_opened(error)[1])
             return replace(turn, receipt=replace(turn.receipt, warnings=warned))
-
-    def _turn(self, talk: Conversation, wanted: Prompt, answer: Answer, account: Account) -> Turn:
-        """The turn with its receipt; the agent's conversation from now on."""
-        account.clock.seconds["total"] = account.clock.elapsed()
-        receipt = account.receipt(
-            answer, agent=self.name, model=self.engine.name, context_tokens=len(wanted.ids)
-        )
-        turn = Turn(
-            agent=self.name,
-            text=answer.text,
-            ids=answer.ids,
-            receipt=receipt,
-            finish=answer.finish,
-            conversation=talk,
-            tokens=len(talk.ids),
-            cached=talk.cache.length,
-            known=wanted.known,
-            fired=answer.fired,
-        )
-        self.conversation = talk
-        if self.log is not None:
-            self.log(receipt)
-        return turn

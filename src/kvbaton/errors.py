@@ -13,7 +13,9 @@
     │   ├── SliceError                    token ranges that are no slice, with the place
     │   ├── StaleTurn                     a turn whose cache has moved on
     │   ├── CacheBusy                     a cache that another request is using
-    │   └── LossySource                   quantizing again what has been quantized
+    │   ├── LossySource                   quantizing again what has been quantized
+    │   ├── UnknownRef                    no ref of that name has been moved yet
+    │   └── UnknownNode                   the ledger has no node of that id
     ├── Unsupported                   4   never guessed, always refused
     │   ├── UnsupportedLayout             a cache whose meaning we cannot state
     │   └── UnsupportedModel              a model that cannot be loaded faithfully
@@ -30,7 +32,13 @@
     ├── OutOfMemory                   10  the cache would not fit
     ├── DeadlineExceeded              11  no time left, and no route that could still answer
     ├── ModelUnavailable              12  weights that are not here and cannot be fetched
-    └── Filtered                      13  a text filter refused what would have been passed on
+    ├── Filtered                      13  a text filter refused what would have been passed on
+    ├── LedgerError                   14  the ledger could not do it
+    │   ├── LedgerUnavailable             locked, vanished, or not reachable
+    │   ├── LedgerVersion                 its tables are of another version; the hint migrates them
+    │   ├── LineageCycle                  a node would descend from itself
+    │   └── RefConflict                   somebody else has moved the ref (compare-and-set)
+    └── Superseded                    15  authentic, but a newer baton has taken its place
 """
 
 from __future__ import annotations
@@ -116,6 +124,14 @@ class CacheBusy(InputError):
 
 class LossySource(InputError):
     """Encoding this would quantize again what a codec has quantized before."""
+
+
+class UnknownRef(InputError):
+    """No ref of that name has been moved yet."""
+
+
+class UnknownNode(InputError):
+    """The ledger has no baton, artefact or answer of that id."""
 
 
 class Unsupported(KvbatonError):
@@ -295,3 +311,31 @@ class Filtered(KvbatonError):
     """A text filter refused what would have been handed off or taken; nothing was."""
 
     exit_code = 13
+
+
+class LedgerError(KvbatonError):
+    """The ledger could not do what was asked."""
+
+    exit_code = 14
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger's database is locked, has vanished or cannot be reached."""
+
+
+class LedgerVersion(LedgerError):
+    """The ledger's tables are of another version than this program's; the hint says what to do."""
+
+
+class LineageCycle(LedgerError):
+    """What was to be recorded would make a node descend from itself; nothing was recorded."""
+
+
+class RefConflict(LedgerError):
+    """Somebody else has moved the ref in the meantime, or it stands elsewhere than expected."""
+
+
+class Superseded(KvbatonError):
+    """The baton is authentic, and its context is no longer the current one."""
+
+    exit_code = 15

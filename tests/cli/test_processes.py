@@ -193,3 +193,42 @@ def test_the_module_runs_as_a_program(home: Path) -> None:
     command: list[Any] = [sys.executable, "-m", "kvbaton.cli", "models", "list", "--json"]
     done = subprocess.run(command, env=environment(home), capture_output=True, check=True)
     assert json.loads(done.stdout)["models"][0]["name"] == MODEL
+
+
+_TWO_AGENTS = """
+name = "two"
+dtype = "float32"
+agents = [
+  { name = "reader", task = "Hi there", max_new_tokens = 6 },
+  { name = "writer", task = "Go on", max_new_tokens = 5 },
+]
+edges = [{ from = "reader", to = "writer" }]
+"""
+_ASKED_TO_END = """
+import os, signal
+from kvbaton.cli import relay_command
+class Asking(relay_command._Story):
+    def __call__(self, event, facts):
+        super().__call__(event, facts)
+        if event == "turn-started":
+            os.kill(os.getpid(), signal.SIGTERM)
+relay_command._Story = Asking
+"""
+
+
+def test_sigterm_lets_the_answering_agent_finish(home: Path, tiny: Path, tmp_path: Path) -> None:
+    """What is under way is answered and handed off; the rest is not run; the exit code is 0."""
+    pipeline = tmp_path / "two.toml"
+    pipeline.write_text(_TWO_AGENTS, encoding="utf-8")
+    store = f"dir://{tmp_path / 'store'}"
+    asked = ["relay", pipeline, "--model", tiny, "--store", store, "--json"]
+    code, out, err = finish(child(home, *asked, code=_ASKED_TO_END))
+    assert code == 0, err
+    result = json.loads(out)
+    assert [turn["agent"] for turn in result["turns"]] == ["reader"]
+    assert result["turns"][0]["output"]
+    assert result["not_run"] == ["writer"]
+    assert "asked to end: finishing the agent that is answering" in err
+    listed = json.loads(finish(child(home, "list", "--store", store, "--json"))[1])
+    assert len(listed["batons"]) == 1
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []

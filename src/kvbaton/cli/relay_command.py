@@ -12,6 +12,7 @@ import typer
 
 from kvbaton import models, settings
 from kvbaton.cli import places
+from kvbaton.cli.draining import drained_on_sigterm
 from kvbaton.cli.inputs import read_text
 from kvbaton.cli.loading import load_engine, warm_now
 from kvbaton.cli.options import Dtype
@@ -34,7 +35,7 @@ SHAPES = {
   "context_tokens", "reused_tokens", "computed_tokens", "bytes_moved", "bytes_deduplicated",
   "ttft_s", "text_ttft_s", "output", "text_output",
   "fidelity": {"class", "codec", "calibration"}}],
- "totals": {"wall_s", "text_wall_s", "speedup", "ttft_speedup"}}"""
+ "totals": {"wall_s", "text_wall_s", "speedup", "ttft_speedup"}, "not_run"?: ["AGENT"]}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -116,6 +117,9 @@ def relay(
     With --compare every agent that takes a baton also answers the same tokens by text, prefilled
     from nothing in one go; the first agent's own prefill is the same by both routes and counts in
     both.
+
+    SIGTERM lets the agent that is answering finish and hand off, leaves out those that come after
+    it, prints what there is and exits with 0; a second one ends the process at once.
     """
     output = Output(as_json)
     document = read_text(input_file, what="input document") if input_file is not None else None
@@ -133,7 +137,11 @@ def relay(
     plan = plan_of(engine, profile or work.profile or EXACT_PROFILE)
     if plan is not None:
         warm_now(output, plan, engine.layout.dtype)
-    with _Story(output) as story, _store_for(work, engine, store) as (opened, domain):
+    with (
+        drained_on_sigterm("the agent that is answering") as stopping,
+        _Story(output) as story,
+        _store_for(work, engine, store) as (opened, domain),
+    ):
         result = run_pipeline(
             work,
             engine,
@@ -147,6 +155,7 @@ def relay(
             calibrations=calibrated,
             checks=checks_for(engine),
             filters=default_filters(),
+            stopping=stopping,
         )
     if svg is not None:
         _write(Path(svg), export_svg(result))

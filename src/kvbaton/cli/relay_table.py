@@ -42,6 +42,8 @@ def _parts(result: PipelineResult) -> Iterator[RenderableType]:
     yield Text(f"{visible(result.pipeline)}, {result.model}, {result.dtype}", style="bold")
     yield _table(result)
     yield from _totals(result)
+    if result.not_run:
+        yield Text(f"ended early, not run: {', '.join(result.not_run)}", style="yellow")
     for turn in result.turns:
         for reason in turn.reasons:
             yield Text(f"{turn.agent}: {visible(reason.sentence)}", style="yellow")

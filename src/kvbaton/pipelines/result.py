@@ -120,12 +120,16 @@ def _common(a: str, b: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """A whole run.  Loading the model is in no figure."""
+    """A whole run.  Loading the model is in no figure.
+
+    ``not_run`` are the agents that were left out because the run was asked to end early.
+    """
 
     pipeline: str
     model: str
     dtype: str
     turns: tuple[TurnResult, ...]
+    not_run: tuple[str, ...] = ()
 
     @property
     def takers(self) -> Sequence[TurnResult]:
@@ -169,4 +173,5 @@ class PipelineResult:
                 "speedup": self.speedup,
                 "ttft_speedup": self.ttft_speedup,
             },
+            **({"not_run": list(self.not_run)} if self.not_run else {}),
         }

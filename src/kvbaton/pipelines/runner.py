@@ -62,6 +62,7 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     calibrations: Calibrated | None = None,
     checks: Checks = CHECKED,
     filters: Sequence[TextFilter] = (),
+    stopping: Callable[[], bool] = lambda: False,
 ) -> PipelineResult:
     """Run a pipeline's agents in their order.
 
@@ -89,6 +90,9 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     checks, filters
         How caches are held to their tokens, and what is asked for their text; see ``Relay`` and
         ``Agent``.
+    stopping
+        Asked before each agent: once it says so, the agents that are left are not run, and what
+        has been answered is the result.
 
     Raises
     ------
@@ -121,9 +125,14 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     )
     if compare:
         warm_up(engine)
-    turns = tuple(run.turn_of(agent) for agent in pipeline.agents)
+    turns: list[TurnResult] = []
+    for agent in pipeline.agents:
+        if stopping():
+            break
+        turns.append(run.turn_of(agent))
+    not_run = tuple(agent.name for agent in pipeline.agents[len(turns) :])
     dtype = next(name for name, stored in DTYPES.items() if stored == engine.layout.dtype)
-    return PipelineResult(pipeline.name, engine.name, dtype, turns)
+    return PipelineResult(pipeline.name, engine.name, dtype, tuple(turns), not_run)
 
 
 def _passing_domain() -> TrustDomain:

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from kvbaton import models, settings
 from kvbaton.cli.fidelity_command import bench_fidelity
+from kvbaton.cli.loading import load_engine
+from kvbaton.cli.options import Dtype
 from kvbaton.cli.output import JsonFlag, Output, print_table
 from kvbaton.errors import InputError
 from kvbaton.types import JSON
@@ -45,6 +47,11 @@ SHAPES = {
     "stores": """{"size_bytes", "range_bytes", "repeats", "memcpy_gb_s", "blake3_gb_s",
  "sha256_gb_s", "stores": [{"store", "label", "put_gb_s", "get_gb_s", "ranges_gb_s",
  "put_over_memcpy", "get_over_memcpy", "ranges_over_memcpy"}], "environment"}""",
+    "throughput": """{"model", "rows": [{"agents", "rounds", "text_turns_per_min",
+ "kept_turns_per_min", "baton_turns_per_min", "ratio", "ratio_kept", "peak_bytes_text",
+ "peak_bytes_kept", "peak_bytes_baton", "context_tokens", "turns", "samples"}],
+ "waiting": {"agents", "tokens", "kept_bytes", "baton_bytes", "shared_bytes", "memory_bytes",
+ "kept_agents", "baton_agents"}, "environment", "settings"}""",
 }
 """What ``--json`` prints, for the reference."""
 
@@ -60,6 +67,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("ttft")(bench_ttft)
     group.command("seals")(bench_seals)
+    group.command("throughput")(bench_throughput)
     group.command("stores")(bench_stores)
     group.command("codecs")(bench_codecs)
     group.command("fidelity")(bench_fidelity)
@@ -185,6 +193,56 @@ def bench_seals(
     _warn(output, result)
     line = f"{result['model']}: {environment_line(result)}"
     output.result(result, lambda console: _show(console, line, seal_tables(result), markdown))
+
+
+def bench_throughput(
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Built-in name, folder, or hub id.")
+    ] = "smollm2-135m",
+    agents: Annotated[
+        str, typer.Option("--agents", metavar="N,...", help="Agents in the ring, a row each.")
+    ] = "2,5",
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", help="How often each agent has its turn.")
+    ] = 3,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", help="Tokens of the document.")
+    ] = 2048,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", metavar="N", help="Tokens of each answer.")
+    ] = 32,
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", metavar="D", help="dtype of weights and cache.")
+    ] = Dtype.BFLOAT16,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Timed runs; medians are reported.")
+    ] = 3,
+    markdown: MarkdownFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Turns per minute of several agents on one context, and what they hold in memory.
+
+    By baton, by text that is prefilled from nothing each time, and by text where every agent keeps
+    its own cache.  Takes minutes; close other programs.
+    """
+    from kvbaton.bench.report import environment_line
+    from kvbaton.bench.throughput import ThroughputPlan, measure_throughput
+    from kvbaton.bench.throughput_report import throughput_tables
+
+    output = Output(as_json)
+    plan = ThroughputPlan(
+        agents=tuple(_number(part, "--agents") for part in _parts(agents)),
+        rounds=rounds,
+        tokens=tokens,
+        new_tokens=new_tokens,
+        repeats=repeats,
+    )
+    engine = load_engine(output, model, dtype=dtype.value)
+    with output.progress("bench throughput") as step:
+        result = measure_throughput(engine, plan, step.say)
+    line = f"{result['model']}: {environment_line(result)}"
+    tables = throughput_tables(result)
+    output.result(result, lambda console: _show(console, line, tables, markdown))
 
 
 def bench_stores(

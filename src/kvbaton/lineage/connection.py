@@ -1,0 +1,197 @@
+"""Connections to the ledger's database, and what differs between dialects.
+
+SQLite: one file of mode 0600 in a folder of mode 0700, write-ahead log, so readers never wait for
+a writer.  A transaction that writes takes the write lock at its beginning; elsewhere the row of
+the domain's counter does the same, so that sequences are given in the order of the commits.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from kvbaton.errors import InputError, LedgerError, LedgerUnavailable
+
+SQLITE = "sqlite"
+_READING = "kvbaton_reading"
+WAIT_S = 5.0
+"""How long a writer waits for others."""
+
+
+class Database:
+    """A database that the ledger lies in.
+
+    Parameters
+    ----------
+    url
+        ``sqlite:////absolute/path.db``, or that of another dialect that is installed.
+    wait_s
+        How long a transaction waits for those of others.
+
+    Raises
+    ------
+    InputError
+        The URL names no database that could be used.
+    LedgerUnavailable
+        It cannot be opened.
+    """
+
+    def __init__(self, url: str, *, wait_s: float = WAIT_S) -> None:
+        self.url = _parsed(url)
+        self.shown = self.url.render_as_string(hide_password=True)
+        self._wait_s = wait_s
+        self._path = _file_of(self.url)
+        if self._path is not None:
+            with mapped(self.shown):
+                _prepare(self._path)
+        self._engine = self._new_engine()
+        self._inode: tuple[int, int] | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether an SQLite file has nothing in it yet."""
+        return self._path is not None and self._path.stat().st_size == 0
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that nobody else's can overlap.
+
+        Raises
+        ------
+        LedgerUnavailable
+            The database is locked for too long, has vanished, or cannot be reached.
+        LedgerError
+            It is no database, or refused the work.
+        """
+        with mapped(self.shown):
+            self._require_same_file()
+            with self._engine.begin() as connection:
+                yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection on which each statement sees what was committed before it."""
+        with mapped(self.shown):
+            self._require_same_file()
+            with self._engine.connect() as connection:
+                yield connection.execution_options(**{_READING: True})
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._engine.dispose()
+
+    def _new_engine(self) -> Engine:
+        if self._path is None:
+            with mapped(self.shown):
+                return create_engine(self.url)
+        engine = create_engine(
+            self.url, connect_args={"timeout": self._wait_s, "check_same_thread": False}
+        )
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_writing)
+        return engine
+
+    def _require_same_file(self) -> None:
+        """SQLite goes on writing to a file that was deleted or replaced; nobody would see it."""
+        if self._path is None:
+            return
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            raise LedgerUnavailable(
+                "the ledger has vanished", at=self.shown, hint="restore it, or open it anew"
+            ) from None
+        inode = found.st_dev, found.st_ino
+        if self._inode is None:
+            self._inode = inode
+        elif self._inode != inode:
+            raise LedgerUnavailable(
+                "another file has taken the ledger's place", at=self.shown, hint="open it anew"
+            )
+
+
+def open_alone(url: URL) -> Engine:
+    """An engine that keeps no connection, for steps of a migration."""
+    return create_engine(url, poolclass=NullPool)
+
+
+@contextmanager
+def mapped(shown: str) -> Iterator[None]:
+    """Errors of databases and files as the ledger's."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        raise _as_ledger_error(error, shown) from error
+
+
+def _as_ledger_error(error: SQLAlchemyError | OSError, shown: str) -> LedgerError:
+    if isinstance(error, OSError):
+        return LedgerUnavailable(f"the ledger cannot be used: {error.strerror or error}", at=shown)
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.DatabaseError) and not isinstance(
+        cause, sqlite3.OperationalError | sqlite3.IntegrityError
+    ):
+        return LedgerError(f"this is no ledger: {cause}", at=shown)
+    if isinstance(error, DatabaseError):
+        return LedgerUnavailable(f"the ledger cannot be used now: {cause or error}", at=shown)
+    return LedgerError(f"the ledger refused: {error}", at=shown)
+
+
+def _parsed(url: str) -> URL:
+    try:
+        found = make_url(url)
+        found.get_dialect()
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise InputError(
+            "this is no URL of a ledger", hint="sqlite:////absolute/path/ledger.db"
+        ) from error
+    if found.get_backend_name() == SQLITE:
+        path = found.database or ""
+        if not path.startswith("/"):
+            raise InputError(
+                "a ledger's file needs an absolute path", hint="sqlite:////var/lib/ledger.db"
+            )
+    return found
+
+
+def _file_of(url: URL) -> Path | None:
+    return Path(url.database) if url.get_backend_name() == SQLITE and url.database else None
+
+
+def _prepare(path: Path) -> None:
+    """A private file in a private folder: SQLite gives its side files the same mode."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise LedgerError("a foreign file is in the ledger's place", at=str(path))
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def _set_up_sqlite(connection: Any, record: object) -> None:
+    del record
+    connection.isolation_level = None  # transactions are begun below
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+def _begin_writing(connection: Connection) -> None:
+    if not connection.get_execution_options().get(_READING):  # a read alone needs no transaction
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

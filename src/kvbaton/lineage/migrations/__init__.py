@@ -1,0 +1,1 @@
+"""Steps from one version of the ledger's tables to the next."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sqlite3
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 from tests.lineage.nodes import answer, baton, entry
 
 from kvbaton.errors import (
@@ -148,6 +151,37 @@ def test_a_record_is_written_once(ledger: Ledger) -> None:
     assert ledger.record([entry("x", once="r1"), entry("x", once="r2"), entry("x")]) == 0
     assert ledger.sequence() == before
     assert [event.node for event in ledger.log()] == ["x"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 11), st.lists(st.integers(0, 11), max_size=3)),
+        unique_by=lambda one: one[0],
+        max_size=12,
+    ),
+    st.integers(0, 11),
+)
+def test_a_batch_is_as_good_as_one_after_the_other(
+    drawn: list[tuple[int, list[int]]], withdrawn: int
+) -> None:
+    """Nodes, marks, numbers and refusals are the same, in order or out of it."""
+    entries = [entry(f"n{name}", *(f"n{p}" for p in parents)) for name, parents in drawn]
+
+    def outcome(ledger: Ledger, batches: list[list[Entry]]) -> object:
+        ledger.record([entry(f"n{withdrawn}")])
+        ledger.withdraw(f"n{withdrawn}", why="test")
+        try:
+            for batch in batches:
+                ledger.record(batch)
+        except LineageCycle as error:
+            return error.at
+        known = sorted(ledger.nodes(limit=None), key=lambda node: node.id)
+        return [(n.id, n.parents, n.sequence, n.stale and n.stale.sequence) for n in known]
+
+    with TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/ledger.db"
+        with Ledger(url, "one") as one, Ledger(url, "two") as two:
+            assert outcome(one, [entries]) == outcome(two, [[each] for each in entries])
 
 
 def test_cycles_are_refused_and_nothing_of_their_batch_is_recorded(ledger: Ledger) -> None:

@@ -103,8 +103,11 @@ class Ledger(Questions):
             return 0
         with self.database.writing() as connection:
             new = self._new(connection, several)
-            for entry in new:
-                self._record(connection, entry)
+            if self._in_order(connection, new):
+                self._record_all(connection, new)
+            else:
+                for entry in new:
+                    self._record(connection, entry)
             sequence = self._sequence(connection)
         self._tell(sequence)
         return len(new)
@@ -226,9 +229,21 @@ class Ledger(Questions):
         detail: Mapping[str, Any],
         ref: str = "",
         ref_sequence: int = 0,
-        once: str = "",
     ) -> None:
-        row = {
+        row = self._event(sequence, kind, node, detail, ref, ref_sequence)
+        connection.execute(insert(events).values(row))
+
+    def _event(
+        self,
+        sequence: int,
+        kind: EventKind,
+        node: str,
+        detail: Mapping[str, Any],
+        ref: str = "",
+        ref_sequence: int = 0,
+        once: str = "",
+    ) -> dict[str, Any]:
+        return {
             "domain": self.domain,
             "sequence": sequence,
             "kind": kind.value,
@@ -239,7 +254,6 @@ class Ledger(Questions):
             "created_ms": self._now_ms(),
             "once": once or None,
         }
-        connection.execute(insert(events).values(row))
 
     def _new(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
         """The entries that are not there yet, each once."""
@@ -258,6 +272,43 @@ class Ledger(Questions):
             found.update(connection.execute(asked).scalars())
         return found
 
+    def _in_order(self, connection: Connection, entries: Sequence[Entry]) -> bool:
+        """Whether nothing that is there, or stands before it, builds on any of them: then there
+        can be no cycle, and nobody else to mark."""
+        awaited: set[str] = set()
+        for entry in entries:
+            awaited.update(entry.node.parents)
+            if entry.node.id in awaited:
+                return False
+        return not self._known(connection, edges.c.parent, [e.node.id for e in entries])
+
+    def _record_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
+        """Record nodes on which nothing builds yet, all at once."""
+        if not entries:
+            return
+        outside = {parent for entry in entries for parent in entry.node.parents}
+        found = self._sorted(connection, outside)
+        marks = {node.id: node.stale for node in found if node.stale is not None}
+        first = self._next(connection, len(entries)) - len(entries) + 1
+        rows, links, lines = [], [], []
+        for sequence, entry in enumerate(entries, start=first):
+            node = entry.node
+            stale = _first_mark(node, found, marks)
+            if stale is not None:
+                marks[node.id] = stale
+            rows.append(_row(self.domain, node, sequence, stale))
+            links += _links(self.domain, node)
+            lines.append(self._line(entry, sequence))
+        connection.execute(insert(nodes), rows)
+        if links:
+            connection.execute(insert(edges), links)
+        connection.execute(insert(events), lines)
+
+    def _line(self, entry: Entry, sequence: int) -> dict[str, Any]:
+        node = entry.node
+        detail = {"kind": node.kind.value, "agent": node.agent, "label": node.label}
+        return self._event(sequence, EventKind.RECORDED, node.id, detail, once=entry.once)
+
     def _record(self, connection: Connection, entry: Entry) -> None:
         node = entry.node
         self._require_no_cycle(connection, node)
@@ -265,13 +316,8 @@ class Ledger(Questions):
         sequence = self._next(connection)
         connection.execute(insert(nodes).values(_row(self.domain, node, sequence, stale)))
         if node.parents:
-            rows = [
-                {"domain": self.domain, "child": node.id, "parent": parent, "place": place}
-                for place, parent in enumerate(dict.fromkeys(node.parents))
-            ]
-            connection.execute(insert(edges), rows)
-        detail = {"kind": node.kind.value, "agent": node.agent, "label": node.label}
-        self._log(connection, sequence, EventKind.RECORDED, node.id, detail, once=entry.once)
+            connection.execute(insert(edges), _links(self.domain, node))
+        connection.execute(insert(events).values(self._line(entry, sequence)))
         if stale is not None:  # what was recorded before it, out of order
             self._mark(connection, self._below(connection, [node.id]), stale)
 
@@ -350,6 +396,20 @@ def _row(domain: str, node: Node, sequence: int, stale: Stale | None) -> dict[st
         "sequence": sequence,
         **_stale_row(stale),
     }
+
+
+def _links(domain: str, node: Node) -> list[dict[str, Any]]:
+    return [
+        {"domain": domain, "child": node.id, "parent": parent, "place": place}
+        for place, parent in enumerate(dict.fromkeys(node.parents))
+    ]
+
+
+def _first_mark(node: Node, found: Sequence[Node], marks: Mapping[str, Stale]) -> Stale | None:
+    """The mark that a node inherits: of its parents that are recorded, the earliest marked one."""
+    order = {known.id: place for place, known in enumerate(found)}
+    marked = [parent for parent in node.parents if parent in marks]
+    return marks[min(marked, key=lambda p: order.get(p, len(order)))] if marked else None
 
 
 def _stale_row(stale: Stale | None) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """Gates: each looks at a manifest and a context and says ``Allow``, ``Degrade`` or ``Deny``.
 
-Pure functions, in the order in which they are asked; the first that denies decides.
+Pure functions, in the order in which they are asked; the first that denies decides.  Gates of the
+owner's rules let everything pass until a rule is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvbaton.policy.judgements import Judgement, ruling
+from kvbaton.policy.routes import EXACT, TEXT, Prediction, fastest, find_prediction, route_name
+from kvbaton.policy.rules import NO_RULES, PolicyRules, StaleRule
 from kvbaton.types import (
     Allow,
     Degrade,
@@ -36,6 +40,13 @@ class TakeContext:
     number); ``calibrations`` are the digests of the calibration records that are known for the
     receiver's function, and ``model`` is what the command that makes one calls it.  ``sliced``
     says that the cache comes to stand behind other tokens than those it was computed behind.
+
+    ``rules`` are the owner's.  ``killed`` says who has switched hand-off off; empty where nobody
+    has.  ``distrust`` is why the baton is not trusted, where that is known.  ``standing`` is
+    ``current``, ``stale`` (``stale_why`` is a sentence) or ``unknown``, as the ledger says;
+    ``moves_per_minute`` is how often the baton's ref has moved of late, None where unknown;
+    ``tags`` are those of the task; ``predictions`` are of routes to the first token, empty where
+    nothing was measured.
     """
 
     function: FunctionId
@@ -50,6 +61,14 @@ class TakeContext:
     calibrations: frozenset[str] = frozenset()
     model: str = ""
     sliced: bool = False
+    rules: PolicyRules = NO_RULES
+    killed: str = ""
+    distrust: Reason | None = None
+    standing: str = "unknown"
+    stale_why: str = ""
+    moves_per_minute: float | None = None
+    tags: frozenset[str] = frozenset()
+    predictions: tuple[Prediction, ...] = ()
 
 
 Gate = Callable[[Manifest, TakeContext], Verdict]
@@ -57,6 +76,33 @@ Gate = Callable[[Manifest, TakeContext], Verdict]
 
 def _deny(code: ReasonCode, sentence: str) -> Deny:
     return Deny(Reason(code, sentence))
+
+
+def kill_switch(manifest: Manifest, context: TakeContext) -> Verdict:
+    """While hand-off is switched off, no cache is used."""
+    if not context.killed:
+        return Allow()
+    return _deny(ReasonCode.KILL_SWITCH, f"hand-off is switched off: {context.killed}")
+
+
+def trust(manifest: Manifest, context: TakeContext) -> Verdict:
+    """The baton must be authentic; decided when it was opened."""
+    refused = context.distrust
+    if refused is None or _is_of_ticket(refused):
+        return Allow()
+    return Deny(refused)
+
+
+def audience(manifest: Manifest, context: TakeContext) -> Verdict:
+    """The receiver must be allowed to take the baton; decided when it was opened."""
+    refused = context.distrust
+    if refused is None or not _is_of_ticket(refused):
+        return Allow()
+    return Deny(refused)
+
+
+def _is_of_ticket(reason: Reason) -> bool:
+    return reason.code.value.startswith("ticket-")
 
 
 def compatibility(manifest: Manifest, context: TakeContext) -> Verdict:
@@ -75,11 +121,12 @@ def fidelity(manifest: Manifest, context: TakeContext) -> Verdict:
     """The cache must be at least as faithful as the receiver asks for."""
     moved = Fidelity(FidelityClass.APPROXIMATE) if context.sliced else Fidelity()
     found = worst_fidelity(manifest.fidelity, moved)
-    if found.rank <= Fidelity(context.minimum).rank:
+    asked = (Fidelity(context.minimum), Fidelity(context.rules.minimum_fidelity))
+    minimum = min(asked, key=lambda one: one.rank)
+    if found.rank <= minimum.rank:
         return Allow()
     return _deny(
-        ReasonCode.FIDELITY,
-        f"the cache is {found.kind}, the receiver asks for {context.minimum}",
+        ReasonCode.FIDELITY, f"the cache is {found.kind}, the receiver asks for {minimum.kind}"
     )
 
 
@@ -103,7 +150,11 @@ def _needs_record(fidelity: Fidelity) -> bool:
 
 def hops(manifest: Manifest, context: TakeContext) -> Verdict:
     """After too many lossy hand-offs the ids are prefilled, and an exact baton can begin anew."""
-    limit, lossy = context.max_lossy_hops, manifest.hops.lossy
+    limits = (context.max_lossy_hops, context.rules.max_lossy_hops)
+    limit, lossy = (
+        min((one for one in limits if one is not None), default=None),
+        manifest.hops.lossy,
+    )
     if limit is None or lossy <= limit:
         return Allow()
     if lossy >= MAX_HOPS:
@@ -116,6 +167,88 @@ def hops(manifest: Manifest, context: TakeContext) -> Verdict:
         ReasonCode.HOPS,
         f"{lossy} lossy or approximate hand-offs since the last exact prefill, and at most "
         f"{limit} are accepted",
+    )
+
+
+def exact_hops(manifest: Manifest, context: TakeContext) -> Verdict:
+    """A chain may be only so long since somebody has read the text."""
+    limit, exact = context.rules.max_exact_hops, manifest.hops.exact
+    if limit is None or exact <= limit:
+        return Allow()
+    if exact >= MAX_HOPS:
+        return _deny(
+            ReasonCode.EXACT_HOPS,
+            "the exact hand-offs since the last prefill cannot be counted: a parent is missing",
+        )
+    return _deny(
+        ReasonCode.EXACT_HOPS,
+        f"{exact} exact hand-offs since the last prefill from text, and at most {limit} are "
+        "accepted",
+    )
+
+
+def freshness(manifest: Manifest, context: TakeContext) -> Verdict:
+    """A baton whose context is no longer current is replaced, refused or labelled."""
+    rules = context.rules
+    if context.standing == "stale":
+        reason = Reason(ReasonCode.STALE, _stale_sentence(manifest, context))
+        return Degrade(Route.BATON, reason) if rules.stale is StaleRule.LABEL else Deny(reason)
+    if context.standing == "current" or not rules.known_freshness:
+        return Allow()
+    return _deny(
+        ReasonCode.FRESHNESS_UNKNOWN,
+        "nobody can say whether the baton's context is the current one, and that is asked for",
+    )
+
+
+def _stale_sentence(manifest: Manifest, context: TakeContext) -> str:
+    based = f", {manifest.ref}@{manifest.sequence}" if manifest.ref else ""
+    why = f": {context.stale_why}" if context.stale_why else ""
+    return f"based on stale context{based}{why}"
+
+
+def allow_list(manifest: Manifest, context: TakeContext) -> Verdict:
+    """The baton's route must be one that may be taken."""
+    name = route_name(manifest, sliced=context.sliced)
+    if context.rules.allows(name):
+        return Allow()
+    listed = ", ".join(sorted(context.rules.routes or ())) or "text only"
+    return _deny(
+        ReasonCode.ROUTE_NOT_ALLOWED, f"the route {name!r} is not allowed here; allowed: {listed}"
+    )
+
+
+def critical_path(manifest: Manifest, context: TakeContext) -> Verdict:
+    """Tasks on the critical path accept exact caches only."""
+    rules = context.rules
+    if not rules.is_critical(context.tags):
+        return Allow()
+    if route_name(manifest, sliced=context.sliced) == EXACT:
+        return Allow()
+    tags = ", ".join(sorted(rules.critical_tags & context.tags))
+    return _deny(
+        ReasonCode.CRITICAL_PATH,
+        f"the task is on the critical path ({tags}), which accepts exact caches only",
+    )
+
+
+def rounds(manifest: Manifest, context: TakeContext) -> Verdict:
+    """After so many rounds between agents, the text is read again."""
+    limit, found = context.rules.max_rounds, manifest.terms.round
+    if limit is None or found <= limit:
+        return Allow()
+    return _deny(ReasonCode.ROUNDS, f"round {found} of the chain, and at most {limit} are accepted")
+
+
+def change_rate(manifest: Manifest, context: TakeContext) -> Verdict:
+    """A context that changes all the time is stale before it is used."""
+    limit, found = context.rules.max_moves_per_minute, context.moves_per_minute
+    if limit is None or found is None or found <= limit:
+        return Allow()
+    return _deny(
+        ReasonCode.CHANGE_RATE,
+        f"the ref {manifest.ref!r} moves {found:.3g} times a minute, and at most {limit:.3g} are "
+        "accepted",
     )
 
 
@@ -144,6 +277,17 @@ def divergence(manifest: Manifest, context: TakeContext) -> Verdict:
     return Degrade(Route.PARTIAL, Reason(ReasonCode.TOKENS_DIVERGE, where))
 
 
+def minimum_length(manifest: Manifest, context: TakeContext) -> Verdict:
+    """Too few tokens are not worth a look at the store."""
+    needed = context.rules.min_tokens
+    found = min(context.reusable_tokens, manifest.cached_tokens)
+    if found >= needed:
+        return Allow()
+    return _deny(
+        ReasonCode.TOO_SHORT, f"{found} tokens could be reused, and at least {needed} are asked for"
+    )
+
+
 def window(manifest: Manifest, context: TakeContext) -> Verdict:
     """Prompt and at least one new token must fit into the model's window."""
     if context.prompt_tokens <= context.max_tokens:
@@ -165,8 +309,27 @@ def memory(manifest: Manifest, context: TakeContext) -> Verdict:
     )
 
 
+def worth_it(manifest: Manifest, context: TakeContext) -> Verdict:
+    """The cache must be predicted to be faster than text, where anything is predicted."""
+    name = route_name(manifest, sliced=context.sliced)
+    predictions = context.predictions
+    text, cache = find_prediction(predictions, TEXT), find_prediction(predictions, name)
+    if text is None or cache is None or not context.rules.worth_it:
+        return Allow()
+    best = fastest((text, cache), (TEXT, name), tie=context.rules.tie)
+    if best is cache:
+        return Allow()
+    return _deny(
+        ReasonCode.TEXT_FASTER,
+        f"predicted are {text.ttft_s:.3g} s to the first token by text and {cache.ttft_s:.3g} s by "
+        f"the route {name!r}",
+    )
+
+
 GATES: tuple[Gate, ...] = (
-    has_kv, compatibility, fidelity, calibration, hops, divergence, window, memory,
+    kill_switch, trust, audience, has_kv, compatibility, freshness, allow_list, fidelity,
+    critical_path, calibration, hops, exact_hops, rounds, change_rate, divergence, minimum_length,
+    window, memory, worth_it,
 )  # fmt: skip
 """All gates in their order."""
 
@@ -175,16 +338,27 @@ SLICE_GATES: tuple[Gate, ...] = tuple(gate for gate in GATES if gate is not dive
 """The gates of a slice: its ids are the receiver's own choice, so nothing can diverge."""
 
 
+def gate_name(gate: Gate) -> str:
+    """A gate's name, as explanations and receipts have it."""
+    return gate.__name__.replace("_", "-")
+
+
+def examine(
+    manifest: Manifest, context: TakeContext, gates: Sequence[Gate] = GATES
+) -> tuple[Judgement, ...]:
+    """What every gate says, also those after the first that denies."""
+    return tuple(_judgements(manifest, context, gates))
+
+
+def _judgements(
+    manifest: Manifest, context: TakeContext, gates: Sequence[Gate]
+) -> Iterator[Judgement]:
+    return (Judgement(gate_name(gate), gate(manifest, context)) for gate in gates)
+
+
 def decide(
     manifest: Manifest, context: TakeContext, gates: Sequence[Gate] = GATES
 ) -> tuple[Route, tuple[Reason, ...]]:
     """Ask the gates in order; the route that is left and the reasons against better ones."""
-    route, reasons = Route.BATON, []
-    for gate in gates:
-        verdict = gate(manifest, context)
-        if isinstance(verdict, Deny):
-            return Route.TEXT, (verdict.reason,)
-        if isinstance(verdict, Degrade):
-            route = verdict.to
-            reasons.append(verdict.reason)
-    return route, tuple(reasons)
+    found = ruling(_judgements(manifest, context, gates))
+    return found.route, found.reasons

@@ -59,8 +59,8 @@ class RollOut:
         Names the assignment; under another name, other conversations are drawn.
     kill
         Hand-off is switched off, whatever the mode.
-    kill_file
-        Hand-off is switched off while there is something at this path.
+    kill_files
+        Hand-off is switched off while there is something at one of these paths.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class RollOut:
     share: float = 1.0
     experiment: str = "hand-off"
     kill: bool = False
-    kill_file: Path | None = None
+    kill_files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.share) not in {int, float} or not 0 <= self.share <= 1:
@@ -99,24 +99,26 @@ class RollOut:
     def killed(self) -> str:
         """Who has switched hand-off off, in words; empty where nobody has.
 
-        Looks at the kill file, which costs one system call.  A path that cannot be looked at has
-        switched hand-off off: a switch that fails must not be found out afterwards.
+        Looks at the kill files, one system call each.  A path that cannot be looked at has
+        switched hand-off off: that a switch fails must not be found out when it is needed.
         """
         if self.kill:
             return "by the policy's setting"
-        if self.kill_file is None:
-            return ""
-        try:
-            self.kill_file.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        except (OSError, ValueError):
-            return "the kill file cannot be looked at"
-        return "by the kill file"
+        return next((said for said in map(_killed_by, self.kill_files) if said), "")
 
 
 EVERYWHERE = RollOut()
 """All conversations hand caches over."""
+
+
+def _killed_by(path: Path) -> str:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError):
+        return f"the kill file {path.name!r} cannot be looked at"
+    return f"by the kill file {path.name!r}"
 
 
 def is_drawn(conversation: str, share: float, experiment: str) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvbaton.lineage.ledger import Entry
-from kvbaton.lineage.records import Node, NodeKind
+from kvbaton.lineage.records import Entry, Node, NodeKind
 
 
 def baton(name: str, *parents: str, function: str = "") -> Node:

@@ -23,9 +23,9 @@ from kvbaton.errors import (
     UnknownRef,
 )
 from kvbaton.lineage.connection import Database
-from kvbaton.lineage.ledger import Entry, Ledger
+from kvbaton.lineage.ledger import Ledger
 from kvbaton.lineage.migrate import migrate, version_of
-from kvbaton.lineage.records import EventKind, Freshness, Node, NodeKind, Standing
+from kvbaton.lineage.records import Entry, EventKind, Freshness, Node, NodeKind, Standing
 from kvbaton.lineage.tables import VERSION, metadata
 
 

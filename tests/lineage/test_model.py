@@ -11,7 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from tests.lineage.nodes import answer, baton
 
 from kvbaton.errors import InputError, LineageCycle, RefConflict
-from kvbaton.lineage.ledger import Entry, Ledger
+from kvbaton.lineage.ledger import Ledger
+from kvbaton.lineage.records import Entry
 
 REFS = ("plan", "facts")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from sqlalchemy import Connection, insert, select, update
@@ -20,21 +19,21 @@ from kvbaton.errors import InputError, LineageCycle, RefConflict, UnknownNode
 from kvbaton.lineage.connection import WAIT_S, Database
 from kvbaton.lineage.migrate import require_newest
 from kvbaton.lineage.reading import Questions, chunks
-from kvbaton.lineage.records import EventKind, Head, Marked, Node, NodeKind, Stale, require_ref
+from kvbaton.lineage.records import (
+    Entry,
+    EventKind,
+    Head,
+    Marked,
+    Node,
+    NodeKind,
+    Stale,
+    require_ref,
+)
 from kvbaton.lineage.tables import counters, edges, events, moves, nodes
 from kvbaton.types import JSON
 
 Heard = Callable[[int], None]
 """Called with the ledger's sequence after a change by this handle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A node to be recorded; ``once`` (at most 64 characters) names the record, so that writing it
-    again changes nothing."""
-
-    node: Node
-    once: str = ""
 
 
 class Ledger(Questions):

@@ -141,6 +141,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """A node to be recorded; ``once`` (at most 64 characters) names the record, so that writing it
+    again changes nothing."""
+
+    node: Node
+    once: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Where a ref stands: at its ``sequence``-th baton, as of the ledger's sequence ``as_of``."""
 

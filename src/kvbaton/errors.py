@@ -37,7 +37,8 @@
     │   ├── LedgerUnavailable             locked, vanished, or not reachable
     │   ├── LedgerVersion                 its tables are of another version; the hint migrates them
     │   ├── LineageCycle                  a node would descend from itself
-    │   └── RefConflict                   somebody else has moved the ref (compare-and-set)
+    │   ├── RefConflict                   somebody else has moved the ref (compare-and-set)
+    │   └── LedgerRolledBack              it says less than it has said here before: an old copy
     └── Superseded                    15  authentic, but a newer baton has taken its place
 """
 
@@ -333,6 +334,10 @@ class LineageCycle(LedgerError):
 
 class RefConflict(LedgerError):
     """Somebody else has moved the ref in the meantime, or it stands elsewhere than expected."""
+
+
+class LedgerRolledBack(LedgerError):
+    """The ledger says less than it has said before, or something else: an old copy of it."""
 
 
 class Superseded(KvbatonError):

@@ -175,6 +175,11 @@ class Questions:
         with self.database.reading() as connection:
             return list(self._nodes(connection, *conditions, limit=limit, newest=True))
 
+    def stale_among(self, names: Iterable[str]) -> list[Node]:
+        """Those of these nodes that are stale, oldest first."""
+        with self.database.reading() as connection:
+            return [node for node in self._sorted(connection, names) if node.stale is not None]
+
     def ancestors(self, name: str) -> list[Node]:
         """All that a node was made from, as far as it was recorded, oldest first."""
         with self.database.reading() as connection:

@@ -22,12 +22,13 @@ from kvbaton.policy.explanation import (
     Line,
     PredictedRoute,
 )
-from kvbaton.policy.gates import GATES, gate_name
+from kvbaton.policy.gates import GATES, SLICE_GATES, gate_name
 from kvbaton.policy.routes import TEXT
-from kvbaton.types import ReasonCode, Receipt, Route
+from kvbaton.types import Mode, ReasonCode, Receipt, Route
 
 MAX_ENTRIES = 256
 MAX_TEXT_CHARS = 1000
+MAX_NUMBER = 1e12
 
 _MARKS = {"allow": ALLOWED, "degrade": LESSER, "deny": REFUSED}
 _GATE_OF: Mapping[str, str] = {
@@ -162,7 +163,8 @@ def _inferred(
     untrusted = receipt.get("outcome") == "not-trusted"
     said = {_gate_of(code, untrusted=untrusted): sentence for code, sentence in reversed(reasons)}
     said.pop("", None)
-    names = [gate_name(gate) for gate in GATES]
+    gates = SLICE_GATES if receipt.get("mode") == Mode.SLICE else GATES
+    names = [gate_name(gate) for gate in gates]
     asked = receipt.get("baton") is not None and receipt.get("outcome") != "unavailable"
     # a gate that refuses is the last that was asked, and then its reason stands alone
     denied = next((name for name in names if name in said and route == Route.TEXT), None)
@@ -269,6 +271,8 @@ def _route(inside: Mapping[str, Any], at: str) -> str:
 
 def _number(inside: Mapping[str, Any], key: str, at: str) -> float:
     value = inside.get(key)
-    if type(value) not in {int, float}:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError("must be a number", at=f"{at}.{key}")
-    return float(inside[key])
+    if not abs(value) <= MAX_NUMBER:
+        raise InputError("is no number of seconds", at=f"{at}.{key}")
+    return float(value)

@@ -105,6 +105,7 @@ class Explanation:
 
 def _drawn(found: Explanation) -> Iterator[str]:
     named = f" ({found.chosen})" if found.chosen not in {"", found.route} else ""
+    named = "" if found.shadow else named
     title = f"receipt {found.id}: " if found.id else ""
     yield f"{title}route {found.route}{named}{f', {found.outcome}' if found.outcome else ''}"
     if found.shadow:

@@ -151,10 +151,8 @@ def _needs_record(fidelity: Fidelity) -> bool:
 def hops(manifest: Manifest, context: TakeContext) -> Verdict:
     """After too many lossy hand-offs the ids are prefilled, and an exact baton can begin anew."""
     limits = (context.max_lossy_hops, context.rules.max_lossy_hops)
-    limit, lossy = (
-        min((one for one in limits if one is not None), default=None),
-        manifest.hops.lossy,
-    )
+    limit = min((one for one in limits if one is not None), default=None)
+    lossy = manifest.hops.lossy
     if limit is None or lossy <= limit:
         return Allow()
     if lossy >= MAX_HOPS:
@@ -317,7 +315,7 @@ def worth_it(manifest: Manifest, context: TakeContext) -> Verdict:
     if text is None or cache is None or not context.rules.worth_it:
         return Allow()
     best = fastest((text, cache), (TEXT, name), tie=context.rules.tie)
-    if best is cache:
+    if best is None or best is cache:
         return Allow()
     return _deny(
         ReasonCode.TEXT_FASTER,

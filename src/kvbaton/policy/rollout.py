@@ -7,7 +7,7 @@ all agents, on all machines and after every restart, put a conversation into the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,14 +15,15 @@ from typing import Any
 
 from kvbaton.errors import InputError, UnknownNode
 from kvbaton.policy.base import Decision, Policy, Question, by_text
-from kvbaton.policy.routes import TEXT
-from kvbaton.types import Reason, ReasonCode, Route
+from kvbaton.policy.routes import EXACT, SLICE
+from kvbaton.types import FidelityClass, Mode, Reason, ReasonCode, Route
 
 ROLL_OUT = "roll-out"
 """What decided where no gate did."""
 
 MAX_EXPERIMENT_CHARS = 64
 _BUCKETS = 1 << 64
+_BY_CACHE = (Route.BATON, Route.PARTIAL)
 
 
 class RollOutMode(StrEnum):
@@ -227,37 +228,48 @@ def answers_from_caches(
     receipts: Iterable[Mapping[str, Any]],
     *,
     since_ms: int = 0,
-    agents: Sequence[str] | None = None,
-    chosen: Sequence[str] | None = None,
+    agents: Collection[str] | None = None,
+    chosen: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """Ids of the receipts whose answers were computed from a cache, in their order.
 
     Parameters
     ----------
     receipts
-        JSON objects of receipts.
+        JSON objects of receipts; those without an id, or without a route, are passed over.
     since_ms
-        Only answers that were finished at or after this time.
+        Only answers that were finished at or after this time, and those that do not say when.
     agents
         Only answers of these agents; None for all.
     chosen
         Only routes of these names, such as a profile's; None for all.
     """
     return tuple(
-        str(one["id"])
+        one["id"]
         for one in receipts
-        if one.get("route", TEXT) != TEXT
-        and one.get("created_ms", 0) >= since_ms
-        and (agents is None or one.get("agent") in agents)
+        if isinstance(one.get("id"), str)
+        and one.get("route") in _BY_CACHE
+        and _finished_since(one, since_ms)
+        and (agents is None or str(one.get("agent", "")) in agents)
         and (chosen is None or _chosen(one) in chosen)
     )
 
 
+def _finished_since(receipt: Mapping[str, Any], since_ms: int) -> bool:
+    """Whether an answer is not known to be older: what may be affected is listed."""
+    created_ms = receipt.get("created_ms")
+    return not (isinstance(created_ms, int) and created_ms) or created_ms >= since_ms
+
+
 def _chosen(receipt: Mapping[str, Any]) -> str:
+    """Name of the route, as a decision or else the fidelity of what was used says."""
     decision = receipt.get("decision")
     if isinstance(decision, Mapping):
         return str(decision.get("chosen", ""))
+    if receipt.get("mode") == Mode.SLICE:
+        return SLICE
     fidelity = receipt.get("fidelity")
     found = fidelity if isinstance(fidelity, Mapping) else {}
-    kind, codec = found.get("class", ""), found.get("codec", "raw")
-    return str(kind if codec == "raw" else codec)
+    if found.get("codec", "raw") != "raw":
+        return str(found["codec"])
+    return EXACT if found.get("class", EXACT) == FidelityClass.EXACT else SLICE

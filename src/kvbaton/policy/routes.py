@@ -61,14 +61,15 @@ def fastest(
     """The fastest allowed route; of those that tie with it, the most faithful.
 
     Text is the most faithful, then ``exact``; profiles follow in the order in which they are
-    given, and ``slice`` is the last.  None where nothing is predicted of any allowed route.
+    given, and ``slice`` is the last.  None where nothing is predicted of any allowed route; what
+    is no number predicts nothing.
 
     Parameters
     ----------
     tie
         Share of the fastest time by which a route may be slower and still be as fast.
     """
-    open_to_us = [one for one in predictions if one.route in allowed]
+    open_to_us = [one for one in predictions if one.route in allowed and one.ttft_s >= 0]
     if not open_to_us:
         return None
     limit_s = min(one.ttft_s for one in open_to_us) * (1 + tie)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvbaton.errors import InputError
-from kvbaton.policy.routes import TEXT
+from kvbaton.policy.routes import EXACT, TEXT
 from kvbaton.types import FidelityClass
 from kvbaton.wire.limits import MAX_HOPS, MAX_POSITION
 
@@ -101,6 +101,18 @@ class PolicyRules:
                 at="$.known_freshness",
                 hint='stale = "refuse" or "fetch"',
             )
+        faithful = self.minimum_fidelity is FidelityClass.EXACT
+        if faithful and EXACT not in self.caches and self.caches:
+            raise InputError(
+                "none of the allowed routes is exact, and the minimum of fidelity is",
+                at="$.routes",
+                hint='minimum_fidelity = "lossy", or "exact" among the routes',
+            )
+
+    @property
+    def caches(self) -> frozenset[str]:
+        """Names on the allow list that are not text; empty where there is no list, too."""
+        return (self.routes or frozenset()) - {TEXT}
 
     def allows(self, route: str) -> bool:
         """Whether a route's name is on the allow list."""

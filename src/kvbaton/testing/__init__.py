@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StoreCall,
         StoreFault,
     )
+    from kvbaton.testing.policies import PolicyTests
     from kvbaton.testing.seals import SealTests
     from kvbaton.testing.stores import StoreTests
 
@@ -32,6 +33,7 @@ __all__ = [
     "EngineTests",
     "Fail",
     "FaultyStore",
+    "PolicyTests",
     "SealTests",
     "Shorten",
     "Stall",
@@ -47,6 +49,7 @@ _LAZY = {
     "EngineTests": "engines",
     "Fail": "faults",
     "FaultyStore": "faults",
+    "PolicyTests": "policies",
     "SealTests": "seals",
     "Shorten": "faults",
     "Stall": "faults",

@@ -6,7 +6,13 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvbaton.stores import directory, directory_account, directory_files
+from kvbaton.stores import (
+    directory,
+    directory_account,
+    directory_files,
+    directory_reader,
+    lease_files,
+)
 
 WATCHED = {
     "chmod", "close", "fchmod", "fstat", "fsync", "ftruncate", "mkdir", "open", "pread", "preadv",
@@ -66,9 +72,15 @@ def nth_call_fails(monkeypatch, nth, code=errno.EIO, *, short=False):
     """Let the n-th watched system call of a directory store fail."""
     state = State(nth, code, short)
     with monkeypatch.context() as patch:
-        for module in (directory, directory_files, directory_account):
+        for module in (
+            directory,
+            directory_files,
+            directory_account,
+            directory_reader,
+            lease_files,
+        ):
             patch.setattr(module, "os", FailingCalls(os, state))
-        for module in (directory_files, directory_account):
+        for module in (directory_files, directory_account, lease_files):
             patch.setattr(module, "fcntl", FailingCalls(fcntl, state))
         yield state
 

@@ -44,7 +44,7 @@ def test_modes_do_not_depend_on_the_umask(root, mask):
         for kind in Kind:
             store.put(Key(kind, f"{1:064x}"), [b"secret"])
     paths = list(root.rglob("*"))
-    assert len(paths) == len(Kind) * 3 + 2
+    assert len(paths) == len(Kind) * 3 + 3
     assert {mode(path) for path in [root, *paths] if path.is_dir()} == {0o700}
     assert {mode(path) for path in paths if path.is_file()} == {0o600}
 

@@ -28,6 +28,7 @@ from kvbaton.stores.base import (
     check_range,
     claim_by_put,
 )
+from kvbaton.stores.leases import Debris, Lease, LeaseInfo, LeaseState, Removal
 from kvbaton.stores.urls import StoreURL, parse_size
 
 if TYPE_CHECKING:
@@ -37,14 +38,19 @@ if TYPE_CHECKING:
     from kvbaton.stores.memory import MemoryStore
 
 __all__ = [
+    "Debris",
     "DirectoryStore",
     "EncryptedStore",
     "Entry",
     "FsspecStore",
     "Key",
     "Kind",
+    "Lease",
+    "LeaseInfo",
+    "LeaseState",
     "MemoryStore",
     "Reader",
+    "Removal",
     "Store",
     "StoreURL",
     "byte_views",

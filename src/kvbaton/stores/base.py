@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -18,6 +19,14 @@ from kvbaton.errors import (
     StoreError,
     UnknownScheme,
     Unsupported,
+)
+from kvbaton.stores.leases import (
+    DEFAULT_TTL_S,
+    Debris,
+    Lease,
+    LeaseInfo,
+    Removal,
+    cannot_lease,
 )
 from kvbaton.stores.urls import StoreURL
 
@@ -221,14 +230,106 @@ class Store(ABC):
         check_claim(key, data)
         raise cannot_claim(self.url)
 
-    def sweep(self) -> None:  # noqa: B027 - most stores leave nothing behind
-        """Remove what writers that died have left behind.
+    def lease(
+        self,
+        keys: Iterable[Key] = (),
+        *,
+        owner: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        beats: bool = True,
+    ) -> Lease:
+        """Keep objects from being evicted or collected: see :class:`Lease`.
+
+        An object that is there when this returns stays there; one that is put later stays from
+        then on.  :meth:`delete` removes it all the same.
+
+        Parameters
+        ----------
+        keys
+            The objects, there or not; :meth:`Lease.extend` adds others.
+        owner
+            Who leases, for those who look: 1 to 200 printable characters.
+        ttl_s
+            The lease ends when its owner has not beaten for so many seconds.
+        beats
+            Whether a thread of this process beats for it.
+
+        Raises
+        ------
+        Unsupported
+            Looking and removing are two steps in this store.
+        InputError
+            The owner, the time or the number of objects is out of bounds.
+        StoreError
+            It could not be written down.
+        """
+        del keys, owner, ttl_s, beats
+        raise cannot_lease(self.url)
+
+    def leases(self) -> builtins.list[LeaseInfo]:
+        """All leases, those of dead owners among them.
+
+        Raises
+        ------
+        Unsupported
+            The store has none.
+        """
+        raise cannot_lease(self.url)
+
+    def remove_unused(self, entries: Sequence[Entry]) -> builtins.list[Removal]:
+        """Remove objects that nobody leases, and that have not been used since they were listed.
+
+        Looking and removing are one step, which no lease, put or open can come between.
+
+        Returns
+        -------
+        list of Removal
+            What became of each.
+
+        Raises
+        ------
+        Unsupported
+            They are two steps in this store.
+        StoreError
+            Some could not be removed; others may have been.
+        """
+        del entries
+        raise cannot_lease(self.url)
+
+    def read_marks(self) -> bytes:
+        """What the last collection has remembered for the next; empty where there was none.
+
+        Raises
+        ------
+        Unsupported
+            The store cannot be collected.
+        """
+        raise cannot_lease(self.url)
+
+    def write_marks(self, data: bytes) -> None:
+        """Remember something for the next collection; who dies meanwhile leaves it cut short.
+
+        Raises
+        ------
+        Unsupported
+            The store cannot be collected.
+        """
+        del data
+        raise cannot_lease(self.url)
+
+    def sweep(self) -> Debris:
+        """Remove what owners and writers that died have left behind; says what there was.
 
         Raises
         ------
         StoreError
             It cannot be removed.
         """
+        return Debris()
+
+    def debris(self) -> Debris:
+        """What :meth:`sweep` would remove."""
+        return Debris()
 
     def free_bytes(self) -> int | None:
         """Bytes that can be put before anything is evicted or refused; None where unknown."""

@@ -1,8 +1,8 @@
 """``dir:///path``: a store in a directory, on a disk or in shared memory.
 
 Layout: ``segments/ab/<64 hex>`` and likewise ``batons``, ``transcripts``, ``prefixes``, ``spent``;
-``tmp`` for what is being written; ``usage`` for the count of bytes and the lock.  Folders are 0700,
-files 0600.
+``tmp`` for what is being written; ``leases`` for what may not be removed now; ``marks`` for what a
+collection remembers; ``usage`` for the count of bytes and the lock.  Folders are 0700, files 0600.
 
 An object is written to a private temporary file and renamed into place, so it is there whole or
 not at all.  A writer that is killed leaves a temporary file without a lock; the next writer
@@ -20,13 +20,12 @@ either case: the kernel has the bytes.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-import errno
 import os
 import stat
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, cast
@@ -39,29 +38,46 @@ from kvbaton.stores.base import (
     Reader,
     Store,
     byte_views,
-    check_range,
     claim_by_put,
 )
 from kvbaton.stores.directory_account import Account, Usage
 from kvbaton.stores.directory_files import (
     TEMPORARY,
     Temporary,
+    abandoned,
     claim_folder,
     folder,
     make_private_folder,
     make_temporary,
     objects,
-    read_all,
+    read_small,
     reclaim,
     regular,
+    replace_small,
     shard,
-    store_error,
     translated,
     write_all,
+)
+from kvbaton.stores.directory_reader import DirectoryReader
+from kvbaton.stores.lease_clock import SteadyClock, waking_clock
+from kvbaton.stores.lease_files import LEASES, FileHolding, LeaseFolder
+from kvbaton.stores.leases import (
+    DEFAULT_TTL_S,
+    MAX_MARKS_BYTES,
+    Debris,
+    Lease,
+    LeaseInfo,
+    LeaseTerms,
+    Removal,
+    checked_keys,
 )
 from kvbaton.stores.urls import StoreURL
 
 Sync = Literal["batons", "all"]
+_MARKS = "marks"
+_AT_ONCE = 64
+"""Objects that a collection looks at before it lets others have the store's lock."""
+
 _SYNCED: dict[str, frozenset[Kind]] = {
     "batons": frozenset({Kind.BATON, Kind.TRANSCRIPT, Kind.SPENT}),
     "all": frozenset(Kind),
@@ -80,6 +96,8 @@ class DirectoryStore(Store):
         way, segments and prefix records before batons and transcripts; spent claims never do.
     sync
         What is flushed to disk before it becomes visible; see the module.
+    clock
+        By which leases age, for tests; by default the time for which the machine has been awake.
 
     Raises
     ------
@@ -93,6 +111,7 @@ class DirectoryStore(Store):
         *,
         max_bytes: int | None = None,
         sync: Sync = "batons",
+        clock: SteadyClock | None = None,
     ) -> None:
         if max_bytes is not None and max_bytes <= 0:
             raise InputError(f"max_bytes must be positive, not {max_bytes}")
@@ -101,7 +120,9 @@ class DirectoryStore(Store):
         self._root = str(Path(path).absolute())
         self._max_bytes = max_bytes
         self._synced = _SYNCED[sync]
-        self._account = Account(self._root, max_bytes)
+        self._clock = clock or waking_clock()
+        self._leases = LeaseFolder(self._root, self._clock)
+        self._account = Account(self._root, max_bytes, self._leases.protected)
         options = [] if max_bytes is None else [("max_bytes", str(max_bytes))]
         options += [] if sync == "batons" else [("sync", sync)]
         self.url = str(StoreURL("dir", self._root, tuple(options)))
@@ -122,7 +143,7 @@ class DirectoryStore(Store):
         make_private_folder(self._root)
         root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for name in (*(kind.value for kind in Kind), TEMPORARY):
+            for name in (*(kind.value for kind in Kind), TEMPORARY, LEASES):
                 claim_folder(name, inside=root)
         finally:
             os.close(root)
@@ -149,7 +170,7 @@ class DirectoryStore(Store):
         with translated(f"{key} cannot be opened"):
             with shard(self._root, key) as inside:
                 descriptor = os.open(key.name, flags, dir_fd=inside)
-            return _DirectoryReader(key, descriptor)
+            return DirectoryReader(key, descriptor)
 
     def delete(self, key: Key) -> bool:
         """See :meth:`Store.delete`; open readers keep their bytes."""
@@ -182,15 +203,99 @@ class DirectoryStore(Store):
             found = sorted(objects(self._root, kind), key=lambda f: (f.used_ns, f.key.name))
         return (Entry(f.key, f.size_bytes, f.used_ns / 1e9) for f in found)
 
-    def sweep(self) -> None:
+    # -- leases and collection --------------------------------------------------------------------
+
+    def lease(
+        self,
+        keys: Iterable[Key] = (),
+        *,
+        owner: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        beats: bool = True,
+    ) -> Lease:
+        """See :meth:`Store.lease`; a file that its owner holds locked."""
+        terms, wanted = LeaseTerms(owner, ttl_s), checked_keys(keys)
+        holding = FileHolding(
+            self._root, terms, wanted, locked=self._account.locked, clock=self._clock
+        )
+        return Lease(terms, holding, wanted, beats=beats)
+
+    def leases(self) -> builtins.list[LeaseInfo]:
+        """See :meth:`Store.leases`."""
+        with translated("the leases cannot be read", absent=StoreError), self._account.locked():
+            return self._leases.listed()
+
+    def remove_unused(self, entries: Sequence[Entry]) -> builtins.list[Removal]:
+        """See :meth:`Store.remove_unused`; a few at a time under the store's lock."""
+        found: builtins.list[Removal] = []
+        with translated("what is unused cannot be removed", absent=StoreError):
+            for first in range(0, len(entries), _AT_ONCE):
+                with self._account.locked() as usage:
+                    leased = self._leases.protected()
+                    some = entries[first : first + _AT_ONCE]
+                    found += [self._remove_unused(usage, entry, leased) for entry in some]
+        return found
+
+    def _remove_unused(self, usage: Usage, entry: Entry, leased: frozenset[Key]) -> Removal:
+        name = entry.key.name
+        if entry.key in leased:
+            return Removal.LEASED
+        try:
+            with shard(self._root, entry.key) as inside:
+                status = regular(name, inside=inside)
+                if status is None:
+                    return Removal.ABSENT
+                if status.st_mtime_ns / 1e9 != entry.modified_s:
+                    return Removal.USED
+                self._account.remove(usage, name, size_bytes=status.st_size, inside=inside)
+        except FileNotFoundError:
+            return Removal.ABSENT  # the folder went away
+        return Removal.DELETED
+
+    def sweep(self) -> Debris:
         """See :meth:`Store.sweep`; what is being written by others stays."""
+        with self._left_behind() as (usage, inside, found):
+            used = self._account.used(usage)
+            usage.write(used - reclaim(inside=inside))
+            self._leases.protected()
+        return found
+
+    def debris(self) -> Debris:
+        """See :meth:`Store.debris`."""
+        with self._left_behind() as (_, _, found):
+            return found
+
+    @contextmanager
+    def _left_behind(self) -> Iterator[tuple[Usage, int, Debris]]:
         with (
-            translated("what was left behind cannot be removed"),
+            translated("what was left behind cannot be removed", absent=StoreError),
             folder(f"{self._root}/{TEMPORARY}") as inside,
             self._account.locked() as usage,
         ):
-            used = self._account.used(usage)
-            usage.write(used - reclaim(inside=inside))
+            sizes = [size_bytes for _, size_bytes in abandoned(inside=inside)]
+            yield usage, inside, Debris(len(sizes), sum(sizes), self._leases.dead())
+
+    def read_marks(self) -> bytes:
+        """See :meth:`Store.read_marks`."""
+        with self._marked_in() as root:
+            return read_small(_MARKS, limit_bytes=MAX_MARKS_BYTES, inside=root)
+
+    def write_marks(self, data: bytes) -> None:
+        """See :meth:`Store.write_marks`."""
+        with self._marked_in() as root:
+            replace_small(_MARKS, data, inside=root)
+
+    @contextmanager
+    def _marked_in(self) -> Iterator[int]:
+        with translated("the marks of a collection cannot be used", absent=StoreError):
+            descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                with self._account.locked():
+                    yield descriptor
+            finally:
+                os.close(descriptor)
+
+    # -- size -------------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
         """Bytes of all objects, and what is set aside for those being written."""
@@ -300,72 +405,3 @@ class DirectoryStore(Store):
 def _is_torn(key: Key, held_bytes: int, size_bytes: int) -> bool:
     """Whether a power failure cut a segment short: its address fixes its size."""
     return key.kind is Kind.SEGMENT and held_bytes != size_bytes
-
-
-class _DirectoryReader(Reader):
-    """Holds a descriptor, so the bytes stay readable when the object is deleted or evicted."""
-
-    def __init__(self, key: Key, descriptor: int) -> None:
-        self._key = key
-        self._descriptor = descriptor
-        self._users = 1  # the owner; each read in progress is one more
-        self._closed = False
-        self._lock = threading.Lock()
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise StoreError(f"{key}: a foreign file is in its place")
-            self.size_bytes = status.st_size
-            _touch(descriptor)
-        except BaseException:
-            self.close()
-            raise
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """See :meth:`Reader.read_into`; reads straight into the buffer."""
-        view = check_range(self._key, offset, buffer, self.size_bytes)
-        self._hold()
-        try:
-            done = read_all(self._descriptor, offset, view)
-        except OSError as error:
-            raise store_error(f"{self._key} cannot be read", error) from error
-        finally:
-            self._release()
-        if done < view.nbytes:
-            raise StoreError(f"{self._key} ends at byte {offset + done}, it was cut while open")
-
-    def _hold(self) -> None:
-        """Keep the descriptor from being closed, and its number from being reused."""
-        with self._lock:
-            if self._closed:
-                raise StoreError(f"{self._key} was closed")
-            self._users += 1
-
-    def _release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            os.close(self._descriptor)
-
-    def close(self) -> None:
-        """See :meth:`Reader.close`; a read in another thread is let finish."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._release()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _touch(descriptor: int) -> None:
-    now_ns = time.time_ns()
-    try:
-        os.utime(descriptor, ns=(now_ns, now_ns))
-    except PermissionError:
-        return  # a store on a read-only medium can still be read
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise

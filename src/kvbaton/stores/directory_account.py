@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from kvbaton.errors import StoreFull
-from kvbaton.stores.base import Kind
+from kvbaton.stores.base import Key, Kind
 from kvbaton.stores.directory_files import (
     TEMPORARY,
     Found,
@@ -31,19 +29,9 @@ from kvbaton.stores.directory_files import (
     temporary_sizes,
 )
 from kvbaton.stores.eviction import may_be_evicted, rank_of
+from kvbaton.stores.lease_clock import boot_token
 
 _RECORD = re.compile(rb"([0-9a-f-]+) (\d{20})\n")
-
-
-@functools.cache
-def boot_token() -> str:
-    """A value that is another one after a restart of the machine."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    if path.exists():
-        return path.read_text().strip()
-    import psutil  # for systems that are not Linux
-
-    return f"{int(psutil.boot_time()):x}"
 
 
 class Usage:
@@ -83,11 +71,16 @@ class Account:
         The store's directory.
     max_bytes
         Size limit, or None.
+    leased
+        What may not be evicted now, asked for under the lock.
     """
 
-    def __init__(self, root: str, max_bytes: int | None) -> None:
+    def __init__(
+        self, root: str, max_bytes: int | None, leased: Callable[[], frozenset[Key]]
+    ) -> None:
         self._root = root
         self._max_bytes = max_bytes
+        self._leased = leased
         self._candidates: deque[Found] = deque()
 
     @contextmanager
@@ -132,13 +125,16 @@ class Account:
         """
         if self._max_bytes is None:
             return used_bytes
-        scanned = False
+        scanned, leased = False, None
         while used_bytes + size_bytes > self._max_bytes:
             if not scanned and not self._may_go_unseen():
                 used_bytes, self._candidates = self._scan()
                 scanned = True
             elif self._candidates:
-                used_bytes -= self._evict(self._candidates.popleft())
+                leased = self._leased() if leased is None else leased
+                candidate = self._candidates.popleft()
+                if candidate.key not in leased:
+                    used_bytes -= self._evict(candidate)
             else:
                 raise StoreFull(
                     f"{size_bytes} bytes are needed, of the {self._max_bytes} that the store may "

@@ -8,6 +8,7 @@ can be taken shows that the writer is dead, whatever the machine, process or con
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -24,6 +25,8 @@ from kvbaton.stores.base import Key, Kind
 SHARD_DIGITS = 2
 TEMPORARY = "tmp"
 
+MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY_NAME = re.compile(r"([0-9]+)-[0-9a-f]{24}")
 _PARTS_PER_WRITE = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -147,12 +150,13 @@ def regular(name: str, *, inside: int) -> os.stat_result | None:
 def objects(root: str, kind: Kind) -> Iterator[Found]:
     """Every object of a kind, in no order; what is not an object is passed over."""
     with folder(f"{root}/{kind.value}") as above:
-        for name in _names(above):
+        for name in names_in(above):
             if len(name) == SHARD_DIGITS:
                 yield from _objects_of_shard(name, kind, inside=above)
 
 
-def _names(descriptor: int) -> list[str]:
+def names_in(descriptor: int) -> list[str]:
+    """Names in an open folder, in no order."""
     with os.scandir(descriptor) as entries:
         return [entry.name for entry in entries]
 
@@ -217,7 +221,7 @@ def make_temporary(size_bytes: int, *, inside: int) -> Temporary:
 
 def temporary_sizes(*, inside: int) -> Iterator[tuple[str, int]]:
     """Name and final size of every temporary file."""
-    for name in _names(inside):
+    for name in names_in(inside):
         match = _TEMPORARY_NAME.fullmatch(name)
         if match is not None:
             yield name, int(match.group(1))
@@ -229,20 +233,67 @@ def reclaim(*, inside: int) -> int:
     The caller holds the store's lock, so no file is seen between its making and its locking.
     """
     freed = 0
-    for name, size_bytes in temporary_sizes(inside=inside):
-        if _is_abandoned(name, inside=inside):
-            os.unlink(name, dir_fd=inside)
-            freed += size_bytes
+    for name, size_bytes in abandoned(inside=inside):
+        os.unlink(name, dir_fd=inside)
+        freed += size_bytes
     return freed
 
 
+def abandoned(*, inside: int) -> Iterator[tuple[str, int]]:
+    """Name and final size of the temporary files of dead writers; under the store's lock."""
+    for name, size_bytes in temporary_sizes(inside=inside):
+        if _is_abandoned(name, inside=inside):
+            yield name, size_bytes
+
+
 def _is_abandoned(name: str, *, inside: int) -> bool:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=inside)
+    descriptor = os.open(name, READ, dir_fd=inside)
+    try:
+        return not is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether somebody else has locked the file; if nobody has, it is locked until closed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return True
+    return False
+
+
+def read_small(name: str, *, limit_bytes: int, inside: int) -> bytes:
+    """The first bytes of a small file, none where there is no file."""
+    try:
+        descriptor = os.open(name, READ, dir_fd=inside)
+    except FileNotFoundError:
+        return b""
+    try:
+        return read_open(descriptor, limit_bytes=limit_bytes)
     finally:
         os.close(descriptor)
-    return True
+
+
+def read_open(descriptor: int, *, limit_bytes: int) -> bytes:
+    """The first bytes of an open file."""
+    data = bytearray(min(os.fstat(descriptor).st_size, limit_bytes))
+    return bytes(data[: read_all(descriptor, 0, memoryview(data))])
+
+
+def replace_small(name: str, data: bytes, *, inside: int) -> None:
+    """Write a small private file anew.  Who dies in between leaves it absent or cut short, so it
+    must show its own end."""
+    unlink_if_there(name, inside=inside)
+    descriptor = os.open(name, MAKE, 0o600, dir_fd=inside)
+    try:
+        os.fchmod(descriptor, 0o600)
+        write_all(descriptor, [memoryview(data)])
+    finally:
+        os.close(descriptor)
+
+
+def unlink_if_there(name: str, *, inside: int) -> None:
+    """Remove a file that may be gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=inside)

@@ -9,12 +9,14 @@ What others see: kinds, names (keyed digests), sizes, the number of layers, time
 
 from __future__ import annotations
 
+import builtins
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kvbaton.errors import FormatError, InputError, NotFound, StoreError
 from kvbaton.stores.base import Entry, Key, Kind, Reader, Store, byte_views, check_range
+from kvbaton.stores.leases import DEFAULT_TTL_S, Debris, Lease, LeaseInfo, Removal
 from kvbaton.wire.frames import (
     MAX_FRAME_BYTES,
     TAG_BYTES,
@@ -112,9 +114,40 @@ class EncryptedStore(Store):
         """See :meth:`Store.claim`."""
         return self.inner.claim(key, data)
 
-    def sweep(self) -> None:
+    def lease(
+        self,
+        keys: Iterable[Key] = (),
+        *,
+        owner: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        beats: bool = True,
+    ) -> Lease:
+        """See :meth:`Store.lease`; the owner's name is not encrypted."""
+        return self.inner.lease(keys, owner=owner, ttl_s=ttl_s, beats=beats)
+
+    def leases(self) -> builtins.list[LeaseInfo]:
+        """See :meth:`Store.leases`."""
+        return self.inner.leases()
+
+    def remove_unused(self, entries: Sequence[Entry]) -> builtins.list[Removal]:
+        """See :meth:`Store.remove_unused`."""
+        return self.inner.remove_unused(entries)
+
+    def read_marks(self) -> bytes:
+        """See :meth:`Store.read_marks`; names and times, as others see them anyway."""
+        return self.inner.read_marks()
+
+    def write_marks(self, data: bytes) -> None:
+        """See :meth:`Store.write_marks`."""
+        self.inner.write_marks(data)
+
+    def sweep(self) -> Debris:
         """See :meth:`Store.sweep`."""
-        self.inner.sweep()
+        return self.inner.sweep()
+
+    def debris(self) -> Debris:
+        """See :meth:`Store.debris`."""
+        return self.inner.debris()
 
     def free_bytes(self) -> int | None:
         """See :meth:`Store.free_bytes`; of what is stored."""

@@ -7,7 +7,8 @@ roles) or from ``storage_options``, never from the URL, because batons carry the
 
 What differs from a directory store, because fsspec cannot do it: two processes that put one key
 at the same moment may both write it (the same bytes, so nothing is lost); a put of an existing
-key does not renew its age; there is no size limit (object stores have lifecycle rules); a name can
+key does not renew its age; there is no size limit (object stores have
+lifecycle rules), and nothing can be leased or collected; a name can
 be claimed for one caller on local disks and in fsspec's own memory only.  Elsewhere fsspec asks
 whether a file exists and then writes it, which does not decide between two writers.
 """
@@ -43,6 +44,7 @@ from kvbaton.stores.base import (
     check_claim,
     check_range,
 )
+from kvbaton.stores.leases import Debris
 from kvbaton.stores.urls import StoreURL
 
 _PREFIX = "fsspec+"
@@ -205,15 +207,17 @@ class FsspecStore(Store):
         else:
             self._fs.makedirs(parent, exist_ok=True)
 
-    def sweep(self) -> None:
+    def sweep(self) -> Debris:
         """See :meth:`Store.sweep`; what is younger than a day may still be written, and stays."""
-        if self._renames:
-            with _translated("what was left behind cannot be removed"):
-                self._reclaim()
+        if not self._renames:
+            return Debris()
+        with _translated("what was left behind cannot be removed"):
+            return Debris(temporaries=self._reclaim())
 
-    def _reclaim(self) -> None:
+    def _reclaim(self) -> int:
         """Remove temporary files of writers that died: those a day old.  There are no locks here,
-        so a younger one may still be written."""
+        so a younger one may still be written.  Returns how many there were."""
+        removed = 0
         folder = f"{self._root}/{_TEMPORARY}"
         self._fs.invalidate_cache()
         for path in self._fs.ls(folder, detail=False) if self._fs.isdir(folder) else []:
@@ -221,6 +225,8 @@ class FsspecStore(Store):
             if made_s.isdecimal() and time.time() - int(made_s) > _ABANDONED_S:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(path)
+                    removed += 1
+        return removed
 
 
 class _FsspecReader(Reader):

@@ -1,4 +1,4 @@
-"""One thread per process that beats for all its leases; it ends when there are none."""
+"""One thread per process that beats for all its leases; it ends some time after the last one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import time
 import weakref
 from dataclasses import dataclass
 from typing import Protocol
+
+IDLE_S = 60.0
+"""How long the thread stays when there is nothing to do: most leases end long before their first
+beat, and beginning a thread takes longer than all the rest of a lease."""
 
 
 class Beating(Protocol):
@@ -37,6 +41,7 @@ class Heart:
         self._changed = threading.Condition()
         self._turns: dict[int, _Turn] = {}
         self._thread: threading.Thread | None = None
+        self._wakes_s = 0.0
 
     def forget_all(self) -> None:
         """In a forked child: its parent's leases are not its own, and no thread came along."""
@@ -58,7 +63,8 @@ class Heart:
                     target=self._run, name="kvbaton-leases", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify()
+            elif turn.due_s < self._wakes_s:
+                self._changed.notify()
 
     def remove(self, beating: Beating) -> None:
         """Stop beating for it, if that has not happened."""
@@ -66,7 +72,6 @@ class Heart:
             turn = self._turns.get(id(beating))
             if turn is not None and turn.beating() is beating:
                 del self._turns[id(beating)]
-                self._changed.notify()
 
     def _run(self) -> None:
         while (due := self._wait()) is not None:
@@ -78,20 +83,25 @@ class Heart:
 
     def _wait(self) -> list[_Turn] | None:
         """Those whose turn has come, each put down for its next; None, and the thread is over,
-        when there is nobody."""
+        when there was nobody for a while."""
         with self._changed:
+            idle_since_s = time.monotonic()
             while True:
                 self._turns = {n: t for n, t in self._turns.items() if t.beating() is not None}
-                if not self._turns:
-                    self._thread = None
-                    return None
                 now_s = time.monotonic()
                 due = [turn for turn in self._turns.values() if turn.due_s <= now_s]
                 if due:
                     for turn in due:
                         turn.due_s = now_s + turn.every_s
                     return due
-                self._changed.wait(min(t.due_s for t in self._turns.values()) - now_s)
+                if self._turns:
+                    idle_since_s = now_s
+                elif now_s - idle_since_s >= IDLE_S:
+                    self._thread = None
+                    return None
+                next_s = min((t.due_s for t in self._turns.values()), default=now_s + IDLE_S)
+                self._wakes_s = next_s
+                self._changed.wait(next_s - now_s)
 
 
 HEART = Heart()

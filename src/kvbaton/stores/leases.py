@@ -3,9 +3,9 @@
 ::
 
     with store.lease(keys, owner="coder") as lease:
-        lease.extend([key])           # before the put, so that what is there already stays
+        lease.extend([key])  # before the put, so that what is there already stays
         store.put(key, parts)
-        lease.confirm()               # before anything refers to them: nothing was removed
+        lease.confirm()  # before anything refers to them: nothing was removed
 
 **When a lease ends.**  It is released; or its owner is dead, which a store that spans processes
 sees by the file lock that the kernel takes from a dead process; or its owner stood still: the
@@ -41,6 +41,8 @@ MAX_TTL_S = 3600.0
 
 MAX_KEYS = 1 << 16
 MAX_OWNER_CHARS = 200
+MAX_MARKS_BYTES = 1 << 28
+"""Of what a collection remembers: two million objects."""
 _BEATS_PER_TTL = 3
 
 
@@ -119,9 +121,26 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
         raise InputError(f"{name} must be from {least} to {MAX_TTL_S:.0f} s, not {value}")
 
 
+def checked_keys(keys: Iterable[Key]) -> tuple[Key, ...]:
+    """What is to be leased, each once.
+
+    Raises
+    ------
+    InputError
+        These are too many for one lease.
+    """
+    wanted = tuple(dict.fromkeys(keys))
+    _require_few(len(wanted))
+    return wanted
+
+
+def _require_few(count: int) -> None:
+    if count > MAX_KEYS:
+        raise InputError(f"a lease protects at most {MAX_KEYS} objects")
+
+
 class Holding(Protocol):
-    """A lease as a store keeps it.  Its methods are called by one thread at a time, except
-    ``drop``, which may be called at any moment and by any thread."""
+    """A lease as a store keeps it, safe for several threads."""
 
     def add(self, keys: Iterable[Key]) -> bool:
         """Protect further objects; False when the lease was lost.  Under the store's lock, so that
@@ -129,7 +148,11 @@ class Holding(Protocol):
         ...
 
     def beat(self) -> bool:
-        """Count one more beat; False when the lease was lost."""
+        """Count one more beat; False when the lease was lost.  Waits for nobody."""
+        ...
+
+    def confirm(self) -> bool:
+        """A beat under the store's lock, so that nobody is just about to end it."""
         ...
 
     def linger(self, after_s: float) -> None:
@@ -137,7 +160,8 @@ class Holding(Protocol):
         ...
 
     def drop(self) -> None:
-        """End it at once, if it has not ended; takes no lock and raises nothing."""
+        """End it at once, if it has not ended.  Raises nothing, and takes no lock that is held
+        while objects are made: it may be called wherever Python frees memory."""
         ...
 
 
@@ -150,10 +174,12 @@ class Lease:
     forked child it is inert: the lease is its parent's.
     """
 
-    def __init__(self, terms: LeaseTerms, holding: Holding, *, beats: bool) -> None:
+    def __init__(
+        self, terms: LeaseTerms, holding: Holding, keys: Iterable[Key], *, beats: bool
+    ) -> None:
         self.owner, self.ttl_s = terms.owner, terms.ttl_s
         self._holding, self._process = holding, os.getpid()
-        self._keys: set[Key] = set()
+        self._keys = set(keys)
         self._lock = threading.Lock()
         self._released = self._lost = False
         self._trouble: StoreError | None = None
@@ -184,13 +210,11 @@ class Lease:
         StoreError
             It was lost before: see :meth:`confirm`; or it could not be written down.
         """
+        self._require_own()
         with self._lock:
-            self._require_own()
             new = [key for key in dict.fromkeys(keys) if key not in self._keys]
-            if len(self._keys) + len(new) > MAX_KEYS:
-                raise InputError(f"a lease protects at most {MAX_KEYS} objects")
-            self._lost |= not (self._holding.add(new) if new else self._holding.beat())
-            self._require_held()
+            _require_few(len(self._keys) + len(new))
+            self._require_held(alive=self._holding.add(new) if new else self._holding.confirm())
             self._keys.update(new)
 
     def heartbeat(self) -> bool:
@@ -202,11 +226,11 @@ class Lease:
         StoreError
             It could not be written down.
         """
-        with self._lock:
-            if self._released or self._lost or self._is_foreign():
-                return False
-            self._lost = not self._holding.beat()
-            return not self._lost
+        if self._released or self._lost or self._is_foreign():
+            return False
+        alive = self._holding.beat()
+        self._lost |= not alive
+        return alive
 
     def confirm(self) -> None:
         """See that nothing that was leased has been removed since, except by who deletes without
@@ -220,10 +244,9 @@ class Lease:
             It was lost: its owner stood still for longer than the time to live, or beats could
             not be written; whatever it protected may be gone.
         """
+        self._require_own()
         with self._lock:
-            self._require_own()
-            self._lost |= not self._holding.beat()
-            self._require_held()
+            self._require_held(alive=self._holding.confirm())
 
     def release(self, *, after_s: float = 0.0) -> None:
         """Give it up; may be called again, and does nothing then.
@@ -242,8 +265,10 @@ class Lease:
             The delay could not be written down; the lease ended at once.
         """
         check_seconds("after_s", after_s, least=0.0)
+        if self._is_foreign():
+            return
         with self._lock:
-            if self._released or self._is_foreign():
+            if self._released:
                 return
             self._released = True
             HEART.remove(self)
@@ -273,7 +298,8 @@ class Lease:
         if self._is_foreign():
             raise InputError("the lease is the parent process's", hint="take one in this process")
 
-    def _require_held(self) -> None:
+    def _require_held(self, *, alive: bool) -> None:
+        self._lost |= not alive
         if self._lost:
             sentence = "the lease was lost: what it protected may be gone"
             raise StoreError(sentence, at=self.owner) from self._trouble

@@ -14,9 +14,10 @@ The store can be found by its URL within the process, like a ``memory://`` store
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 from weakref import WeakValueDictionary
@@ -33,14 +34,15 @@ from kvbaton.stores import (
     check_range,
     register_store,
 )
+from kvbaton.stores.leases import DEFAULT_TTL_S, Debris, Lease, LeaseInfo, Removal
 
-Operation = Literal["put", "open", "read", "delete", "list", "exists", "claim"]
+Operation = Literal["put", "open", "read", "delete", "list", "exists", "claim", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCall:
     """One call: for ``read`` the range, for ``put`` and ``claim`` the size; ``key`` is None for
-    ``list``."""
+    ``list`` and ``lease``, of which all are of kind ``segments``."""
 
     operation: Operation
     kind: Kind
@@ -243,9 +245,41 @@ class FaultyStore(Store):
         self.befall(StoreCall("exists", key.kind, key))
         return self.inner.exists(key)
 
-    def sweep(self) -> None:
+    def lease(
+        self,
+        keys: Iterable[Key] = (),
+        *,
+        owner: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        beats: bool = True,
+    ) -> Lease:
+        """See :meth:`Store.lease`."""
+        self.befall(StoreCall("lease", Kind.SEGMENT, None))
+        return self.inner.lease(keys, owner=owner, ttl_s=ttl_s, beats=beats)
+
+    def leases(self) -> builtins.list[LeaseInfo]:
+        """See :meth:`Store.leases`."""
+        return self.inner.leases()
+
+    def remove_unused(self, entries: Sequence[Entry]) -> builtins.list[Removal]:
+        """See :meth:`Store.remove_unused`."""
+        return self.inner.remove_unused(entries)
+
+    def read_marks(self) -> bytes:
+        """See :meth:`Store.read_marks`."""
+        return self.inner.read_marks()
+
+    def write_marks(self, data: bytes) -> None:
+        """See :meth:`Store.write_marks`."""
+        self.inner.write_marks(data)
+
+    def sweep(self) -> Debris:
         """See :meth:`Store.sweep`."""
-        self.inner.sweep()
+        return self.inner.sweep()
+
+    def debris(self) -> Debris:
+        """See :meth:`Store.debris`."""
+        return self.inner.debris()
 
     def free_bytes(self) -> int | None:
         """See :meth:`Store.free_bytes`."""

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from kvbaton import models, settings
 from kvbaton.errors import ModelUnavailable
+from kvbaton.ledgers import close_keepers
 from kvbaton.seals import TrustDomain
 from kvbaton.wire.digests import DomainKeys
 
@@ -55,6 +56,13 @@ def _no_compiler_outlives_a_test() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == "kvbaton-warm":
             thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_ledger_outlives_a_test() -> Iterator[None]:
+    """Let go of the ledgers that agents of a test have opened."""
+    yield
+    close_keepers()
 
 
 @pytest.fixture(scope="session")

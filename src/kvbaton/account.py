@@ -11,7 +11,9 @@ from typing import Any
 from kvbaton.backing import Inherited, Taken
 from kvbaton.clock import Clock
 from kvbaton.decoding import Answer
+from kvbaton.following import Look
 from kvbaton.types import (
+    JSON,
     Baton,
     Fidelity,
     Hops,
@@ -46,6 +48,11 @@ class Account:
     parents: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     """Key ids of all who have had a part in the context, whether by cache or by text."""
+    built_on: tuple[str, ...] = ()
+    """Ids of the batons and answers that the context was made from, by cache or by text."""
+    look: Look | None = None
+    """What is known of the freshness of the batons."""
+    decision: JSON = field(default_factory=dict)
     held: tuple[SegmentRef, ...] = ()
     inherited: tuple[Inherited, ...] = ()
     batons: tuple[str, ...] = ()
@@ -73,10 +80,19 @@ class Account:
         self.inherit(taken.inherited)
         return taken.cache
 
+    def label(self) -> None:
+        """Label what builds on a stale context, by whichever route it is answered."""
+        reason = None if self.look is None else self.look.label
+        if reason is not None:
+            self.outcome = Outcome.SUPERSEDED
+            if reason not in self.reasons:
+                self.reasons = (*self.reasons, reason)
+
     def give_up(self, answer: Answer, reason: Reason) -> None:
         """The cache turned out to be odd: the answer begins anew, from the ids."""
         self.route, self.outcome = Route.TEXT, Outcome.KV_UNUSABLE
         self.reasons += (reason,)
+        self.label()
         self.computed_before += answer.computed_tokens
         self.reused = self.pending = self.start = 0
         self.held, self.inherited, self.parents = (), (), ()
@@ -119,6 +135,7 @@ class Account:
             sender_seconds=dict(baton.seconds) if baton is not None else {},
             fidelity=self.fidelity,
             hops=self.hops,
+            decision=self.decision,
             first_divergence=self.first_divergence,
             finish=answer.finish,
             labels=self.labels,

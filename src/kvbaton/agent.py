@@ -19,18 +19,21 @@ from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonUnavailable, Filtered, NotTrusted
+from kvbaton.errors import BatonUnavailable, Filtered, InputError, NotTrusted, Superseded
+from kvbaton.following import Following, Look, NewerBatons
 from kvbaton.gating import TextGate
-from kvbaton.opening import TICKET_S, expiry_ms
+from kvbaton.opening import TICKET_S, Bearer, expiry_ms
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
+from kvbaton.policy.rules import StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
-from kvbaton.redaction import redacted_content
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
+from kvbaton.sending import Cutting, Sender, node_of
 from kvbaton.shipping import Packing
-from kvbaton.sources import Spans, chosen_mode, chosen_source, importance_of, mode_of, words_of
+from kvbaton.sources import Spans, mode_of
 from kvbaton.taking import (
+    NotUsed,
     Taker,
     Taking,
     agreed_tokens,
@@ -42,6 +45,7 @@ from kvbaton.taking import (
     references_in,
     require_window,
     signers_of,
+    stale_rule,
 )
 from kvbaton.types import (
     Baton,
@@ -51,9 +55,9 @@ from kvbaton.types import (
     Importance,
     Mode,
     Outcome,
+    Reason,
     Receipt,
     Route,
-    Span,
     Terms,
 )
 
@@ -62,6 +66,9 @@ SUMMARIZE = "Summarize what was said so far in a few sentences, with all names a
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
+
+MAX_NEWER = 3
+"""How often a stale baton is replaced by the head of its ref in one take."""
 
 Log = Callable[[Receipt], None]
 WatchFor = Callable[[Fidelity, Decoding], TokenWatch | None]
@@ -95,6 +102,8 @@ class Agent:
         The watch of the first tokens of an answer from a cache of some fidelity, or None.
     filters
         Asked for the text that a cache stands for, before it is handed off and before it is taken.
+    following
+        The agent's view of the ledger; none by default.
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are named
@@ -111,12 +120,14 @@ class Agent:
         log: Log | None = None,
         watch_for: WatchFor | None = None,
         filters: Sequence[TextFilter] = (),
+        following: Following | None = None,
     ) -> None:
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream = not filters if stream is None else stream
         self.deadline_s, self.log, self.gate = deadline_s, log, TextGate(engine, tuple(filters))
         self.watch_for: WatchFor = watch_for or (lambda fidelity, how: None)
+        self.following = following or Following(None, name)
         self.conversation: Conversation | None = None
 
     def forget(self) -> None:
@@ -188,7 +199,8 @@ class Agent:
         account.computed_before = self.engine.computed_tokens() - counted
         nothing = Answer((), "", "", 0, 0.0)
         talk = Conversation(cache, list(wanted.ids), list(wanted.spans), list(wanted.messages))
-        return self._kept(Answering(self.name, self.relay).turn(talk, wanted, nothing, account))
+        answering = Answering(self.name, self.relay, self.following)
+        return self._kept(answering.turn(talk, wanted, nothing, account))
 
     def _answer_reusing(self, wanted: Prompt, how: Decoding, account: Account) -> Turn:
         """Answer a fresh prompt from the agent's own cache, from the store, or from nothing."""
@@ -215,6 +227,7 @@ class Agent:
         account.reused, account.held = known.cache.length, known.stored()
         account.pending = min(len(known.ids), len(wanted.ids)) - known.cache.length
         account.parents, account.hops, account.signers = known.parents, known.hops, known.signers
+        account.built_on = known.built_on
         account.inherit(known.inherited, known.cache.length)
         return self._answer(known.cache, wanted, how, account)
 
@@ -252,6 +265,8 @@ class Agent:
         importance: bool = False,
         expires_s: float | None = None,
         to_domain: str | None = None,
+        ref: str | None = None,
+        expect: int | None = None,
         **terms: Any,
     ) -> Baton:
         """Hand a turn's context off: store what is not in the store yet, and the signed baton.
@@ -288,6 +303,12 @@ class Agent:
         to_domain
             Another trust domain that the baton is for: it gets text only, without system prompt
             and reasoning.
+        ref
+            Name that stands for the current one of such contexts: it is moved to this baton, and
+            whatever builds on the one before it is stale from then on.
+        expect
+            Where the ref stands, as far as you know: 0 for nowhere yet.  By default where this
+            agent last saw it, or where it stands now.
         terms
             Fields of ``Terms``: ``instruction``, ``summary``, ``goal``, ``round``, ``receiver``.
 
@@ -308,65 +329,72 @@ class Agent:
             The store could not take it.
         NotTrusted
             The context comes from a baton whose key was revoked since.
+        RefConflict
+            The ref stands elsewhere than expected; there is no new baton.
+        LedgerError
+            A ref is named, and there is no ledger, or it cannot be used; there is no new baton,
+            unless the ledger was lost in the middle of it.
         """
-        said, _ = self.gate.terms(Terms(**known_fields(terms, Terms)))
-        until = expiry_ms(expires_s)
-        named = spans is not None or private or clean or keep != 1.0
-        wanted = chosen_mode(mode, sliced=named, abroad=to_domain is not None)
-        if to_domain is not None:
-            return self._as_text(turn, said, to_domain, until)
-        source, shown = chosen_source(
-            self.engine, turn, wanted, spans, private=private, keep=keep, clean=clean
-        )
-        words, whole = words_of(self.engine, source, turn, wanted), wanted is Mode.CONTINUE
-        if not self.gate.passes(words):
-            part = None if whole else (words.ids, shown)
-            return self._as_text(turn, said, None, until, part)
-        baton = self.relay.hand_off(
-            source,
-            sender=self.name,
-            mode=wanted,
-            text=words.text,
-            spans=shown,
-            messages=words.messages,
-            terms=said,
-            packing=Packing(plan, requantize, noise),
-            importance=importance_of(self.engine, source) if importance and whole else None,
-            expires_ms=until,
-        )
-        if wanted is not Mode.SLICE and plan is None and not noise:
-            turn.conversation.shipped(baton.manifest.segments)
-        return baton
-
-    def _as_text(
-        self,
-        turn: Turn,
-        said: Terms,
-        to_domain: str | None,
-        expires_ms: int,
-        part: tuple[Sequence[int], Sequence[Span]] | None = None,
-    ) -> Baton:
-        """A baton of what the filters leave of a turn's text, or of a part of it; for another
-        domain also without what is private."""
-        content = redacted_content(
-            self.engine,
+        cut = Cutting(mode, spans, private=private, clean=clean, keep=keep)
+        packing = Packing(plan, requantize, noise)
+        place = self.following.place(ref, expect)
+        return self._sender().hand_off(
             turn,
-            self.gate.filters,
-            private=to_domain is None,
-            part=part,
-            own=(self.writer.system or "",),
+            cut,
+            packing,
+            Terms(**known_fields(terms, Terms)),
+            importance=importance,
+            expires_ms=expiry_ms(expires_s),
+            to_domain=to_domain,
+            place=place,
         )
-        return self.relay.hand_off_text(
-            content.words,
-            content.spans,
-            sender=self.name,
-            removed=content.removed,
-            parents=turn.conversation.parents,
-            signers=turn.conversation.signers,
-            terms=said,
-            to_domain=to_domain or "",
-            expires_ms=expires_ms,
+
+    def _sender(self) -> Sender:
+        return Sender(
+            self.name, self.relay, self.gate, self.following, own=(self.writer.system or "",)
         )
+
+    def artefact(self, label: str, *sources: Turn | Baton | BatonRef | str) -> str:
+        """Note something that was made from turns, batons or other artefacts, such as a file: it
+        is marked when one of them becomes stale.
+
+        Parameters
+        ----------
+        label
+            What it is called where it is listed, such as a path.
+        sources
+            What it was made from; by default the agent's last answer.
+
+        Returns
+        -------
+        str
+            Its id, for further ones that are made from it.
+
+        Raises
+        ------
+        InputError
+            There is nothing that it was made from, or the label cannot be used.
+        LedgerError
+            There is no ledger, or the note cannot be kept.
+        """
+        made_from = [node_of(one) for one in sources]
+        if not sources and self.conversation is not None:
+            made_from = list(self.conversation.built_on)
+        if not made_from:
+            raise InputError("there is nothing that it was made from", hint="name a turn")
+        return self.following.note_artefact(label, made_from)
+
+    def head(self, ref: str) -> BatonRef:
+        """The baton that a ref stands for now: ``coder.take(coder.head("plan"), "...")``.
+
+        Raises
+        ------
+        UnknownRef
+            It has not been moved yet.
+        LedgerError
+            There is no ledger, or it cannot be used.
+        """
+        return self.following.head(ref)[1]
 
     def ticket(
         self,
@@ -416,6 +444,7 @@ class Agent:
         route: Route | str | None = None,
         importance: Importance | str = Importance.ORDINARY,
         ticket: str | Sequence[str] | None = None,
+        stale: StaleRule | str | None = None,
         labels: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Turn:
@@ -456,6 +485,10 @@ class Agent:
             by text where they differ, or cannot be computed.
         ticket
             The sender's permission, where the trust domain asks for one; one for each baton.
+        stale
+            What becomes of a baton whose context is no longer the current one: ``label`` goes on
+            and says so in the receipt, ``fetch`` takes the newer one in its place, ``refuse``
+            does not use it.  The owner's policy may be stricter.
         labels
             Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``.
         options
@@ -463,7 +496,7 @@ class Agent:
 
         Raises
         ------
-        NotTrusted, BatonUnavailable, Filtered
+        NotTrusted, BatonUnavailable, Filtered, Superseded
             A baton cannot be used and there are no messages to answer instead.
         BatonRefused
             ``strict``, and a baton's cache was not used.
@@ -480,41 +513,73 @@ class Agent:
             limit_s, minimum, self.engine.function, repair, overflow, route, importance,
             strict=strict,
         )  # fmt: skip
+        look = self.following.look(clock, asked=stale_rule(stale))
         try:
-            opened, reasons, warnings = open_all(
-                self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
-                clock, mode=named, deadline_s=limit_s,
-            )  # fmt: skip
-        except (NotTrusted, BatonUnavailable, Filtered) as error:
+            opened, reasons, warnings = self._open_all(
+                references, ticket, clock, mode=named, deadline_s=limit_s, look=look
+            )
+        except (NotTrusted, BatonUnavailable, Filtered, Superseded) as error:
             if messages is None or strict:
                 raise
-            return self._without_baton(error, messages, how, clock, labels or {})
+            return self._without_baton(error, messages, how, clock, labels or {}, look)
         wanted_mode = named or opened[0].manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(one.id for one in opened), labels or {}
-        account.reasons, account.warnings = reasons, warnings
-        account.signers = signers_of(opened)
+        account.reasons, account.warnings = reasons, (*warnings, *look.warnings)
+        account.signers, account.built_on = signers_of(opened), account.batons
+        account.look = look
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
             wanted, cache = taker.joined(opened, said)
         else:
             wanted, cache = taker.whole(opened[0], said, messages)
+        account.label()
         watch = None if cache is None else self.watch_for(account.fidelity, how)
         return self._answer(cache, wanted, how, account, watch=watch, strict=strict)
 
+    def _open_all(
+        self,
+        references: Sequence[Baton | BatonRef | str],
+        ticket: str | Sequence[str] | None,
+        clock: Clock,
+        *,
+        mode: Mode | None,
+        deadline_s: float,
+        look: Look,
+    ) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
+        """Batons as they may be used, or the newer ones in place of those that are stale."""
+        several = bearers(self.name, ticket, len(references))
+        for _ in range(MAX_NEWER):
+            try:
+                return open_all(
+                    self.relay, self.gate, references, several, clock, mode=mode,
+                    deadline_s=deadline_s - clock.elapsed(), look=look.at,
+                )  # fmt: skip
+            except NewerBatons as newer:
+                references = [
+                    new or old for new, old in zip(newer.references, references, strict=True)
+                ]
+                several = [
+                    old if new is None else Bearer(self.name)
+                    for new, old in zip(newer.references, several, strict=True)
+                ]
+        raise Superseded("the ref moves faster than its batons can be read")
+
     def _without_baton(
         self,
-        error: NotTrusted | BatonUnavailable | Filtered,
+        error: NotUsed,
         messages: Messages,
         how: Decoding,
         clock: Clock,
         labels: Mapping[str, str],
+        look: Look,
     ) -> Turn:
         """Answer the caller's own messages; nothing of the baton is used."""
         outcome, reason = not_opened(error)
         account = Account(
             outcome, Mode.CONTINUE, Route.TEXT, clock=clock, reasons=(reason,), labels=labels
         )
+        account.look, account.warnings = look.without_batons(), tuple(look.warnings)
         wanted = self.writer.render(messages)
         require_window(self.engine, wanted)
         return self._answer(None, wanted, how, account)
@@ -532,7 +597,7 @@ class Agent:
         strict: bool = False,
     ) -> Turn:
         """Decode behind whatever is attached, keep the conversation, log the receipt."""
-        answering = Answering(self.name, self.relay, stream=self.stream)
+        answering = Answering(self.name, self.relay, self.following, stream=self.stream)
         turn = self._kept(answering.answer(cache, wanted, how, account, watch=watch, strict=strict))
         return turn if turn.fired is None else self._passed_on(turn, turn.fired.receiver)
 

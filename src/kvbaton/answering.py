@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
 from kvbaton.engines.base import Engine
+from kvbaton.following import Following
 from kvbaton.outbox import Outbox
 from kvbaton.prompts import Prompt
 from kvbaton.relay import Relay
 from kvbaton.taking import refused, room_for
+from kvbaton.types import Reason, Receipt
 
 
 class Answering:
@@ -24,12 +27,16 @@ class Answering:
         The agent's.
     relay
         Its engine answers; full segments go to its store.
+    following
+        Notes what is answered.
     stream
-        Whether they are stored while the engine still decodes.
+        Whether segments are stored while the engine still decodes.
     """
 
-    def __init__(self, name: str, relay: Relay, *, stream: bool = False) -> None:
-        self.name, self.relay, self.stream = name, relay, stream
+    def __init__(
+        self, name: str, relay: Relay, following: Following, *, stream: bool = False
+    ) -> None:
+        self.name, self.relay, self.following, self.stream = name, relay, following, stream
 
     @property
     def engine(self) -> Engine:
@@ -133,6 +140,8 @@ class Answering:
         receipt = account.receipt(
             answer, agent=self.name, model=self.engine.name, context_tokens=len(wanted.ids)
         )
+        receipt = self._followed(receipt, account)
+        talk.built_on = (receipt.id,)
         return Turn(
             agent=self.name,
             text=answer.text,
@@ -145,3 +154,13 @@ class Answering:
             known=wanted.known,
             fired=answer.fired,
         )
+
+    def _followed(self, receipt: Receipt, account: Account) -> Receipt:
+        """The receipt with what the ledger says, and the note of it on its way to the ledger."""
+        late: tuple[Reason, ...] = ()
+        if account.look is not None:
+            freshness, late = account.look.conclude(receipt)
+            receipt = replace(receipt, freshness=freshness)
+        troubles = self.following.note_answer(receipt, account.built_on)
+        new = [one for one in (*late, *troubles) if one not in receipt.warnings]
+        return replace(receipt, warnings=(*receipt.warnings, *new)) if new else receipt

@@ -28,7 +28,10 @@ from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is
 from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, Filtered, InputError, SettingsError
+from kvbaton.following import Following
 from kvbaton.gating import TextGate
+from kvbaton.ledgers import keeper_of
+from kvbaton.lineage.keeper import LedgerKeeper
 from kvbaton.opening import Bearer
 from kvbaton.policy.filter_files import filters_from_toml
 from kvbaton.policy.filters import TextFilter
@@ -169,6 +172,19 @@ def receipt_log() -> agent.Log | None:
         return None
     _append(path, "")  # found out before anything is computed
     return lambda receipt: _append(path, json.dumps(receipt.to_json(), allow_nan=False) + "\n")
+
+
+def default_ledger(
+    store: Store, domain: TrustDomain, ledger: LedgerKeeper | str | None = None
+) -> LedgerKeeper | None:
+    """The ledger of agents with this store: the named one, or that of the settings where the
+    store lasts; None where the name is empty, or they name none."""
+    if isinstance(ledger, LedgerKeeper):
+        return ledger
+    chosen = settings.from_environment()
+    lasting = not store.url.startswith("memory:")
+    url = (chosen.ledger if lasting else "") if ledger is None else ledger
+    return keeper_of(url, domain.name, chosen.ledger_records) if url else None
 
 
 def default_filters() -> tuple[TextFilter, ...]:
@@ -539,6 +555,9 @@ class Agent(agent.Agent):
     filters
         Asked for the text of a cache before it is handed off and before it is taken; by default
         those of the file that the settings name, if any.
+    ledger
+        Where the agent notes who builds on what: the URL of a ledger, or a keeper of one; by
+        default that of the settings where the store lasts, and ``""`` for none.
     """
 
     def __init__(  # noqa: PLR0913 - all but two have defaults and are named
@@ -556,12 +575,14 @@ class Agent(agent.Agent):
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         log: agent.Log | None = None,
         filters: Sequence[TextFilter] | None = None,
+        ledger: LedgerKeeper | str | None = None,
     ) -> None:
+        relay = relay_for(engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops)
         preamble = context.text if isinstance(context, Context) else context
         super().__init__(
             name,
             engine,
-            relay_for(engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops),
+            relay,
             system=system,
             preamble=preamble,
             tools=tools,
@@ -570,4 +591,5 @@ class Agent(agent.Agent):
             log=log or receipt_log(),
             watch_for=watch_for(engine),
             filters=default_filters() if filters is None else filters,
+            following=Following(default_ledger(relay.store, relay.domain, ledger), name),
         )

@@ -29,7 +29,7 @@ class Conversation:
     The first ``cache.length`` of ``ids`` have KV; the rest are pending: sampled, never fed.
     ``held`` are segments of the store that back positions of the cache; ``inherited`` are the
     positions whose KV is not exact.  ``signers`` are the key ids of all who have had a part in the
-    context, by cache or by text.
+    context, by cache or by text; ``built_on`` are the ids of what it was made from, in the ledger.
     """
 
     cache: Any
@@ -42,6 +42,7 @@ class Conversation:
     outbox: Outbox | None = None
     inherited: tuple[Inherited, ...] = ()
     signers: tuple[str, ...] = ()
+    built_on: tuple[str, ...] = ()
 
     @property
     def shared_tokens(self) -> int:

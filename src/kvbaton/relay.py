@@ -204,7 +204,7 @@ class Relay:
 
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 
-    def hand_off(
+    def hand_off(  # noqa: PLR0913 - all but three have defaults and are named
         self,
         source: Source,
         *,
@@ -217,12 +217,14 @@ class Relay:
         packing: Packing = AS_IT_IS,
         importance: BlockScores | None = None,
         expires_ms: int = 0,
+        place: tuple[str, int] = ("", -1),
     ) -> Baton:
         """Store the source's cache and the signed baton that lists it.
 
         The manifest is written last, so a sender that dies leaves no baton behind.  ``spans`` are
         at positions of the baton; ``expires_ms`` is 0 or milliseconds since the epoch, and never
-        later than that of what it was taken from.
+        later than that of what it was taken from; ``place`` is the ref that is to be moved to it,
+        and which of its heads it will be.
 
         Raises
         ------
@@ -258,6 +260,8 @@ class Relay:
             importance=importance,
             expires_ms=earliest(expires_ms, *(kin.expires_ms for kin in parents)),
             noise=max((packing.noise, *(kin.noise for kin in parents))),
+            ref=place[0],
+            sequence=place[1],
         )
         words = Transcript(ids, text, tuple(dict(m) for m in messages))
         return self.publisher.publish(clock, listing, words, shipment, parents)
@@ -274,6 +278,7 @@ class Relay:
         terms: Terms | None = None,
         to_domain: str = "",
         expires_ms: int = 0,
+        place: tuple[str, int] = ("", -1),
     ) -> Baton:
         """Store a signed baton of text only, for this trust domain or for another one.
 
@@ -288,6 +293,8 @@ class Relay:
             Names of what was taken out of it.
         to_domain
             The other domain.
+        place
+            As for ``hand_off``.
 
         Raises
         ------
@@ -312,6 +319,8 @@ class Relay:
             expires_ms=expires_ms,
             export=export,
             redacted=removed,
+            ref=place[0],
+            sequence=place[1],
         )
         return self.publisher.publish(clock, listing, words, Shipment((), 0, 0), kin)
 

@@ -26,6 +26,7 @@ def own_prefix(
     """A copy of what a diverging prompt has in common with the agent's own cache."""
     account.first_divergence = account.reused = agreed
     account.parents, account.hops, account.signers = known.parents, known.hops, known.signers
+    account.built_on = known.built_on
     account.held = covered(known.stored(), agreed)
     account.inherit(known.inherited, agreed)
     room = room_for(relay.engine, wanted, agreed, how)

@@ -52,6 +52,9 @@ class Settings:
         Trust domain: caches of different domains have nothing in common.
     deadline_s
         Seconds that a take may spend until the first token.
+    ledger
+        URL of the ledger of agents whose store lasts; ``sqlite:///<data_dir>/ledger.db`` by
+        default, empty where there is none.
     receipts
         File to which receipts are appended as JSON lines, or None.
     key_passphrase_file
@@ -68,6 +71,7 @@ class Settings:
     store: str = ""
     domain: str = "local"
     deadline_s: float = DEFAULT_DEADLINE_S
+    ledger: str | None = None
     receipts: Path | None = None
     filters: Path | None = None
     key_passphrase_file: Path | None = None
@@ -76,6 +80,18 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.store:
             object.__setattr__(self, "store", f"dir://{self.data_dir / 'store'}")
+        if self.ledger is None:
+            object.__setattr__(self, "ledger", f"sqlite:///{self.data_dir / 'ledger.db'}")
+
+    @property
+    def policy(self) -> Path:
+        """File of the policy that holds where none is named, if there is one."""
+        return self.data_dir / "policy.toml"
+
+    @property
+    def ledger_records(self) -> Path:
+        """Folder where records wait for the ledger."""
+        return self.data_dir / "ledger-spool"
 
     @property
     def domains(self) -> Path:
@@ -102,6 +118,14 @@ def _domain(text: str) -> str:
     return text
 
 
+def _ledger(text: str) -> str:
+    if text.lower() in _FALSE:
+        return ""
+    if not _SCHEME.fullmatch(text):
+        raise ValueError("a URL such as sqlite:////var/lib/kvbaton/ledger.db, or off")
+    return text
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -124,6 +148,7 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "KVBATON_STORE": ("store", _store),
     "KVBATON_DOMAIN": ("domain", _domain),
     "KVBATON_DEADLINE_S": ("deadline_s", _seconds),
+    "KVBATON_LEDGER": ("ledger", _ledger),
     "KVBATON_RECEIPTS": ("receipts", _path),
     "KVBATON_FILTERS": ("filters", _path),
     "KVBATON_KEY_PASSPHRASE_FILE": ("key_passphrase_file", _path),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -19,12 +19,14 @@ from kvbaton.errors import (
     Filtered,
     InputError,
     NotTrusted,
+    Superseded,
     WindowExceeded,
 )
 from kvbaton.gating import TextGate, as_words
 from kvbaton.joining import Join, own_beginning
 from kvbaton.opening import Bearer, Spending
 from kvbaton.policy import fitting
+from kvbaton.policy.rules import StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
 from kvbaton.reasons import refusal_reason, unavailable_reason
 from kvbaton.relay import Relay
@@ -331,6 +333,7 @@ class Taker:
         agreed = agreed_tokens(self.engine, known, prompt)
         if known is not None and agreed >= prompt.own_tokens:  # its beginning may be inexact
             account.signers = tuple(sorted({*account.signers, *known.signers}))
+            account.built_on = tuple(dict.fromkeys((*account.built_on, *known.built_on)))
             account.inherit(known.inherited, prompt.own_tokens)
             if account.inherited:
                 worn, own = account.hops, known.hops
@@ -439,11 +442,12 @@ def open_all(
     *,
     mode: Mode | None,
     deadline_s: float,
+    look: Callable[[Sequence[Baton]], None] = lambda batons: None,
 ) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
     """Batons as they may be used, with the reasons of filters and the warnings.
 
     All of them are verified before the text of any reaches a filter, and no ticket is spent before
-    all of them are known to be right.
+    all of them are known to be right, and ``look`` has seen them.
 
     Raises
     ------
@@ -467,6 +471,7 @@ def open_all(
                 f"several batons cannot be taken in mode {wanted.value!r}",
                 hint="mode='slice' hangs one behind the other",
             )
+        look(found)
         relay.opening.spend(unspent, deadline_s=deadline_s - clock.elapsed())
     warnings = tuple(warning for one in found for warning in one.warnings)
     if not gate.filters:
@@ -486,8 +491,14 @@ def signers_of(batons: Sequence[Baton]) -> tuple[str, ...]:
     return tuple(sorted({k for b in batons for k in (b.signer, *b.manifest.signers) if k}))
 
 
-def not_opened(error: NotTrusted | BatonUnavailable | Filtered) -> tuple[Outcome, Reason]:
+NotUsed = NotTrusted | BatonUnavailable | Filtered | Superseded
+"""Why nothing of a baton is used."""
+
+
+def not_opened(error: NotUsed) -> tuple[Outcome, Reason]:
     """Outcome and reason of a baton of which nothing is used."""
+    if isinstance(error, Superseded):
+        return Outcome.SUPERSEDED, Reason(ReasonCode.STALE, error.sentence)
     if isinstance(error, NotTrusted):
         return Outcome.NOT_TRUSTED, refusal_reason(error)
     if isinstance(error, Filtered):
@@ -499,6 +510,17 @@ def _importance(scores: BlockScores | None) -> fitting.Importance | None:
     if scores is None:
         return None
     return fitting.Importance(scores.block_tokens, tuple(map(float, scores.scores)))
+
+
+def stale_rule(given: StaleRule | str | None) -> StaleRule | None:
+    """The rule for stale batons that a caller has named.
+
+    Raises
+    ------
+    InputError
+        There is none of that name.
+    """
+    return None if given is None else _named(StaleRule, given, "rule for stale batons")
 
 
 def text_only(route: Route | str | None) -> bool:

@@ -497,8 +497,11 @@ class Receipt:
     ``total``), ``sender_seconds`` those of the hand-off.  ``first_divergence`` is the first
     position whose id differs from the baton's, or None.  ``batons`` are all that were taken, where
     slices of several were; ``baton`` is the first, and ``signer`` the id of the key that signed
-    it.  ``labels`` are the caller's own, such as the conversation and the arm of an experiment.
-    ``created_ms`` is when the answer was finished, in milliseconds since the epoch.
+    it.  ``freshness`` is what the ledger said of the batons before the answer and, as ``after``,
+    behind it; ``decision`` is what the policy said, gate by gate, and ``shadow`` how an answer
+    that nobody saw compares.  ``labels`` are the caller's own, such as the conversation and the
+    arm of an experiment.  ``created_ms`` is when the answer was finished, in milliseconds since the
+    epoch.
     """
 
     id: str
@@ -525,7 +528,9 @@ class Receipt:
     sender_seconds: Mapping[str, float] = field(default_factory=dict)
     fidelity: Fidelity = field(default_factory=Fidelity)
     hops: Hops = field(default_factory=Hops)
-    freshness: str = "unknown"
+    freshness: Mapping[str, Any] = field(default_factory=lambda: {"standing": "unknown"})
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    shadow: Mapping[str, Any] = field(default_factory=dict)
     first_divergence: int | None = None
     finish: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -558,7 +563,9 @@ class Receipt:
             "sender_seconds": dict(self.sender_seconds),
             "fidelity": self.fidelity.to_json(),
             "hops": {"exact": self.hops.exact, "lossy": self.hops.lossy},
-            "freshness": self.freshness,
+            "freshness": dict(self.freshness),
+            "decision": dict(self.decision) or None,
+            "shadow": dict(self.shadow) or None,
             "first_divergence": self.first_divergence,
             "finish": self.finish,
             "labels": dict(self.labels),

@@ -13,11 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvbaton.errors import KvbatonError, LedgerUnavailable, LineageCycle
-from kvbaton.lineage.ledger import Ledger
 from kvbaton.lineage.records import Entry, Node
 from kvbaton.lineage.spool import Spool, adopted
+
+if TYPE_CHECKING:
+    from kvbaton.lineage.ledger import Ledger
 
 RETRY_S = 1.0
 """How long a ledger that could not be used is left alone."""

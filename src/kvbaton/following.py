@@ -1,0 +1,367 @@
+"""Following the ledger: what an agent notes there, and what it says of the batons that are taken.
+
+Whether a context is the current one is asked before anything of it is used, and again when the
+answer is there.  What was made from what is noted afterwards.  A ledger that cannot be used stops
+nobody: freshness is unknown then, the receipt warns, and notes wait in a spool.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvbaton.clock import Clock
+from kvbaton.errors import (
+    InputError,
+    KvbatonError,
+    LedgerUnavailable,
+    RefConflict,
+    Superseded,
+)
+from kvbaton.lineage.keeper import LedgerKeeper
+from kvbaton.lineage.records import Freshness, Head, Node, NodeKind, Standing, require_ref
+from kvbaton.opening import now_ms
+from kvbaton.policy.rules import StaleRule
+from kvbaton.stores import Key, Kind, Store
+from kvbaton.types import (
+    JSON,
+    Baton,
+    BatonRef,
+    Manifest,
+    Reason,
+    ReasonCode,
+    Receipt,
+)
+
+UNKNOWN = Freshness(Standing.UNKNOWN)
+_STRICTNESS = (StaleRule.LABEL, StaleRule.FETCH, StaleRule.REFUSE)
+_SWORN = {Standing.CURRENT: 0, Standing.UNKNOWN: 1, Standing.STALE: 2}
+
+
+class NewerBatons(Exception):
+    """Stale batons are to be replaced by the heads of their refs; never leaves a take."""
+
+    def __init__(self, references: Sequence[BatonRef | None]) -> None:
+        super().__init__()
+        self.references = tuple(references)
+        """In the order of the batons; None for one that is current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A ref, and which of its heads a baton will be."""
+
+    ref: str = ""
+    sequence: int = -1
+
+    @property
+    def in_manifest(self) -> tuple[str, int]:
+        """The two as manifests have them."""
+        return self.ref, self.sequence
+
+
+NO_REF = Place()
+
+
+@dataclass
+class Look:
+    """What one take knows of the freshness of its batons, before and behind the answer."""
+
+    following: Following
+    rule: StaleRule
+    known_freshness: bool
+    clock: Clock
+    batons: tuple[Baton, ...] = ()
+    found: Freshness = UNKNOWN
+    warnings: list[Reason] = field(default_factory=list)
+
+    def at(self, batons: Sequence[Baton]) -> None:
+        """Look at verified batons, before a ticket is spent or a token is read.
+
+        Raises
+        ------
+        Superseded
+            One is stale, or not known to be current, and the rule refuses that.
+        NewerBatons
+            The rule is to take newer ones, and there are.
+        """
+        self.batons = tuple(batons)
+        with self.clock.phase("freshness"):
+            standings = [self.following.freshness(baton) for baton in batons]
+        self.found = max(standings, key=lambda one: _SWORN[one.standing], default=UNKNOWN)
+        self.warnings += self.following.troubles()
+        if self.found.standing is Standing.CURRENT or self.rule is StaleRule.LABEL:
+            return
+        if self.found.standing is Standing.UNKNOWN:
+            if self.known_freshness:
+                raise Superseded("nobody can say whether the baton's context is the current one")
+            return
+        if self.rule is StaleRule.FETCH:
+            self._fetch(standings)
+        raise Superseded(
+            stale_sentence(self.found),
+            hint="take the head of its ref, or go on with stale='label'",
+        )
+
+    def _fetch(self, standings: Sequence[Freshness]) -> None:
+        newer: list[BatonRef | None] = []
+        for baton, found in zip(self.batons, standings, strict=True):
+            if found.standing is not Standing.STALE:
+                newer.append(None)
+                continue
+            if not found.ref or found.head_sequence <= found.ref_sequence:
+                return  # withdrawn: there is nothing newer
+            head, ref = self.following.head(found.ref)
+            if head.baton == baton.id:
+                return
+            self.warnings.append(
+                Reason(
+                    ReasonCode.REPLACED,
+                    f"{head.ref}@{head.sequence} was taken in place of the stale "
+                    f"{found.ref}@{found.ref_sequence}",
+                )
+            )
+            newer.append(ref)
+        raise NewerBatons(newer)
+
+    @property
+    def label(self) -> Reason | None:
+        """What an answer that builds on a stale context has to say; None where it does not."""
+        if self.found.standing is not Standing.STALE:
+            return None
+        return Reason(ReasonCode.STALE, stale_sentence(self.found))
+
+    def without_batons(self) -> Look:
+        """The same, where nothing of the batons is used: nothing can become stale any more."""
+        self.batons = ()
+        return self
+
+    def conclude(self, receipt: Receipt) -> tuple[JSON, tuple[Reason, ...]]:
+        """Freshness as the receipt states it, once the answer is there, and warnings of what has
+        become stale since."""
+        stated = self.found.to_json()
+        if not self.batons or self.found.standing is Standing.UNKNOWN:
+            return stated, ()
+        now = max(
+            (self.following.freshness(baton) for baton in self.batons),
+            key=lambda one: _SWORN[one.standing],
+        )
+        stated["after"] = {"standing": now.standing.value, "as_of": now.as_of, "why": now.why}
+        if now.standing is not Standing.STALE or self.found.standing is Standing.STALE:
+            return stated, ()
+        sentence = f"{stale_sentence(now)}; it was current when the answer began"
+        return stated, (Reason(ReasonCode.STALE, sentence),)
+
+
+class Following:
+    """An agent's view of the ledger.
+
+    Parameters
+    ----------
+    keeper
+        This process's way to it; None where there is no ledger.
+    agent
+        The agent's name.
+    """
+
+    def __init__(self, keeper: LedgerKeeper | None, agent: str = "") -> None:
+        self.keeper, self.agent = keeper, agent
+        self._seen: dict[str, int] = {}
+        """Where this agent last saw refs: what it hands off replaces that."""
+        if keeper is not None:
+            keeper.warm()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def look(
+        self,
+        clock: Clock,
+        *,
+        asked: StaleRule | None,
+        rule: StaleRule = StaleRule.LABEL,
+        known_freshness: bool = False,
+    ) -> Look:
+        """A look at the batons of one take: by the caller's rule or the owner's, whichever is
+        stricter."""
+        stricter = max(rule, asked or rule, key=_STRICTNESS.index)
+        return Look(self, stricter, known_freshness, clock)
+
+    def freshness(self, baton: Baton) -> Freshness:
+        """Whether a baton's context is the current one; unknown where nobody can say."""
+        listing = baton.manifest
+        if self.keeper is None:
+            return Freshness(Standing.UNKNOWN, listing.ref, max(0, listing.sequence))
+        found = self.keeper.freshness(baton.id, listing.ref, max(0, listing.sequence))
+        if found.ref:
+            self._seen[found.ref] = max(found.ref_sequence, self._seen.get(found.ref, 0))
+        return found
+
+    def head(self, ref: str) -> tuple[Head, BatonRef]:
+        """Where a ref stands, and a reference to the baton there.
+
+        Raises
+        ------
+        UnknownRef
+            It has not been moved yet.
+        LedgerError
+            There is no ledger, or it cannot be used.
+        """
+        head, node = self._kept().head(require_ref(ref))
+        self._seen[ref] = head.sequence
+        return head, BatonRef(head.baton, node.store)
+
+    def troubles(self) -> tuple[Reason, ...]:
+        """A warning where the ledger cannot be used, or is not the one that was known."""
+        failure = None if self.keeper is None else self.keeper.failure
+        if failure is None:
+            return ()
+        hint = f"; {failure.hint}" if failure.hint else ""
+        return (Reason(ReasonCode.LEDGER, f"{failure.sentence}{hint}"),)
+
+    # -- refs -------------------------------------------------------------------------------------
+
+    def place(self, ref: str | None, expect: int | None = None) -> Place:
+        """Where a new baton will stand: behind the head that the caller expects, or that this
+        agent has seen, or else behind the one that the ref has now.
+
+        Raises
+        ------
+        InputError
+            The name or the number cannot be used.
+        LedgerError
+            There is no ledger, or it cannot be used now.
+        """
+        if ref is None:
+            if expect is not None:
+                raise InputError("a ref is needed to expect something of", at="$.ref")
+            return NO_REF
+        require_ref(ref)
+        if expect is not None and (type(expect) is not int or expect < 0):
+            raise InputError("a ref stands at 0 or more", at="$.expect")
+        stands = self._kept().stands(ref)
+        return Place(ref, 1 + (self._seen.get(ref, stands) if expect is None else expect))
+
+    def move(self, baton: Baton, built_on: Sequence[str], model: str, store: Store) -> Head:
+        """Move a baton's ref to it.
+
+        Raises
+        ------
+        RefConflict
+            Somebody was faster; the baton is taken back.
+        LedgerError
+            The ledger cannot be used now.
+        """
+        listing = baton.manifest
+        node = baton_node(baton, built_on, model)
+        try:
+            head = self._kept().move(listing.ref, node, expected=listing.sequence - 1)
+        except RefConflict:
+            self._seen.pop(listing.ref, None)
+            store.delete(Key(Kind.BATON, baton.id))
+            raise
+        self._seen[listing.ref] = head.sequence
+        return head
+
+    # -- notes ------------------------------------------------------------------------------------
+
+    def note_baton(self, baton: Baton, built_on: Sequence[str], model: str) -> tuple[Reason, ...]:
+        """Note a baton soon; a warning where that cannot be kept."""
+        return () if self.keeper is None else self._note(baton_node(baton, built_on, model))
+
+    def note_answer(self, receipt: Receipt, built_on: Sequence[str]) -> tuple[Reason, ...]:
+        """Note an answer soon; a warning where that cannot be kept."""
+        facts: JSON = {
+            "outcome": receipt.outcome.value,
+            "route": receipt.route.value,
+            "reasons": [reason.code.value for reason in receipt.reasons],
+        }
+        node = Node(
+            receipt.id,
+            NodeKind.ANSWER,
+            parents=tuple(built_on),
+            agent=receipt.agent,
+            model=receipt.model,
+            tokens=receipt.context_tokens + receipt.generated_tokens,
+            codec=receipt.fidelity.codec,
+            fidelity=receipt.fidelity.kind.value,
+            hops_exact=receipt.hops.exact,
+            hops_lossy=receipt.hops.lossy,
+            created_ms=receipt.created_ms,
+            facts=facts,
+        )
+        return self._note(node)
+
+    def note_artefact(self, label: str, built_on: Sequence[str]) -> str:
+        """Note something that was made from contexts; its id.
+
+        Raises
+        ------
+        InputError
+            The label or an id cannot be used.
+        LedgerError
+            There is no ledger, or the note cannot be kept.
+        """
+        name = f"artefact-{uuid.uuid4().hex}"
+        node = Node(
+            name,
+            NodeKind.ARTEFACT,
+            label=label,
+            parents=tuple(built_on),
+            agent=self.agent,
+            created_ms=now_ms(),
+        )
+        self._kept().put(node)
+        return name
+
+    def _note(self, node: Node) -> tuple[Reason, ...]:
+        if self.keeper is None:
+            return ()
+        try:
+            self.keeper.put(node)
+        except KvbatonError as error:
+            return (Reason(ReasonCode.LEDGER, error.sentence),)
+        return self.troubles()
+
+    def _kept(self) -> LedgerKeeper:
+        if self.keeper is None:
+            raise LedgerUnavailable(
+                "this agent has no ledger", hint="give it one: Agent(..., ledger=URL)"
+            )
+        return self.keeper
+
+
+def stale_sentence(found: Freshness) -> str:
+    """What an answer from a stale context says of itself."""
+    based = f", {found.ref}@{found.ref_sequence}" if found.ref else ""
+    return f"based on stale context{based}: {found.why}"
+
+
+def baton_node(baton: Baton, built_on: Sequence[str], model: str) -> Node:
+    """A baton as the ledger knows it."""
+    listing = baton.manifest
+    return Node(
+        baton.id,
+        NodeKind.BATON,
+        parents=tuple(dict.fromkeys((*listing.parents, *built_on))),
+        agent=listing.sender,
+        model=model,
+        function=listing.function.digest,
+        tokens=listing.cached_tokens + listing.pending_tokens,
+        size_bytes=sum(ref.size_bytes for ref in listing.segments) + listing.transcript_bytes,
+        codec=listing.fidelity.codec,
+        fidelity=listing.fidelity.kind.value,
+        hops_exact=listing.hops.exact,
+        hops_lossy=listing.hops.lossy,
+        store=baton.ref.store,
+        expires_ms=listing.expires_ms,
+        created_ms=listing.created_ms,
+        facts=_facts(listing),
+    )
+
+
+def _facts(listing: Manifest) -> JSON:
+    facts: JSON = {"mode": listing.mode.value, "segments": len(listing.segments)}
+    if listing.export is not None:
+        facts["to_domain"] = listing.export.domain
+    return facts

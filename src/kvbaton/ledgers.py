@@ -1,0 +1,46 @@
+"""The ledgers of this process: one keeper for each, shared by all agents, closed at its end."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import threading
+from pathlib import Path
+
+from kvbaton.lineage.keeper import LedgerKeeper
+
+EXIT_S = 2.0
+"""How long a process that ends waits for its last records; the next one writes what is left."""
+
+_keepers: dict[tuple[str, str, Path], LedgerKeeper] = {}
+_lock = threading.Lock()
+
+
+def keeper_of(url: str, domain: str, folder: Path) -> LedgerKeeper:
+    """The way of this process to a ledger.
+
+    Parameters
+    ----------
+    url, domain
+        The ledger's, and the trust domain.
+    folder
+        Where records of all ledgers wait; each has a folder of its own in it.
+    """
+    key = url, domain, folder
+    with _lock:
+        if key not in _keepers:
+            if not _keepers:
+                atexit.register(close_keepers, EXIT_S)
+            name = hashlib.sha256(f"{domain}\0{url}".encode()).hexdigest()[:32]
+            _keepers[key] = LedgerKeeper(url, domain, folder / name)
+        return _keepers[key]
+
+
+def close_keepers(timeout_s: float = EXIT_S) -> None:
+    """Write what is left and let go of all ledgers; agents that are left note nothing more."""
+    with _lock:
+        closing = list(_keepers.values())
+        _keepers.clear()
+        atexit.unregister(close_keepers)
+    for keeper in closing:
+        keeper.close(timeout_s)

@@ -1,0 +1,252 @@
+"""A process's way to the ledger: what is read on the way to a token has a time limit, what is
+written waits in a spool, and neither an outage nor an old copy stops an answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kvbaton.clock import within
+from kvbaton.errors import KvbatonError, LedgerUnavailable, UnknownRef
+from kvbaton.lineage.recorder import RETRY_S, Complain, Recorder
+from kvbaton.lineage.records import Freshness, Head, Node, Standing
+
+if TYPE_CHECKING:
+    from kvbaton.lineage.ledger import Ledger
+
+READ_S = 0.5
+"""How long a take waits for the ledger."""
+OPEN_S = 5.0
+"""How long the first one does: the database has to be opened."""
+_QUIET = Freshness(Standing.UNKNOWN)
+_MOST_OWN = 10_000
+
+T = TypeVar("T")
+
+
+class LedgerKeeper:
+    """One trust domain's part of a ledger, for all agents of a process.  A context manager.
+
+    Nothing is opened before it is needed; ``warm`` opens it ahead of time, beside other work.
+
+    Parameters
+    ----------
+    url
+        The ledger's; see ``Ledger``.
+    domain
+        The trust domain.
+    folder
+        Where records wait, private to the user.
+    complain
+        Is told, once per outage, why records wait, and of every record that was refused.
+    read_s
+        How long a take waits for the ledger.
+    retry_s
+        How long a ledger that could not be used is left alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        domain: str,
+        folder: Path,
+        *,
+        complain: Complain = lambda error: None,
+        read_s: float = READ_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self.url, self.domain, self.folder = url, domain, folder
+        self._complain, self._read_s, self._retry_s = complain, read_s, retry_s
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._recorder: Recorder | None = None
+        self._ledger: Ledger | None = None
+        self._failure: KvbatonError | None = None
+        self._again_at = 0.0
+        self._closed = False
+        self._own: dict[str, None] = {}
+        """What this process has recorded of late: it may not be in the ledger yet."""
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> KvbatonError | None:
+        """Why the ledger could not be used the last time, if it could not."""
+        return self._failure or (None if self._recorder is None else self._recorder.failure)
+
+    def freshness(self, baton: str, ref: str = "", ref_sequence: int = 0) -> Freshness:
+        """Whether a baton's context is the current one; unknown where the ledger does not say so
+        in time, and ``failure`` says why.  Never raises.
+
+        Parameters
+        ----------
+        baton, ref, ref_sequence
+            See ``Ledger.freshness``.
+        """
+        if self._closed or time.monotonic() < self._again_at:
+            return _QUIET
+        limit_s = OPEN_S if self._ledger is None else self._read_s
+        try:
+            found = self._in_time(
+                limit_s, lambda ledger: ledger.freshness(baton, ref, ref_sequence)
+            )
+        except KvbatonError as error:
+            self._note(error)
+            return _QUIET
+        self._failure = None
+        if found.standing is Standing.UNKNOWN and not ref and baton in self._own:
+            return replace(found, standing=Standing.CURRENT)
+        return found
+
+    def head(self, ref: str) -> tuple[Head, Node]:
+        """Where a ref stands, and the baton there.
+
+        Raises
+        ------
+        UnknownRef
+            It has not been moved yet.
+        LedgerError
+            The ledger cannot be used now.
+        """
+
+        def look(ledger: Ledger) -> tuple[Head, Node]:
+            head = ledger.head(ref)
+            return head, ledger.node(head.baton)
+
+        return self._in_time(OPEN_S, look)
+
+    def stands(self, ref: str) -> int:
+        """Which of its heads a ref stands at; 0 where it has not been moved yet.
+
+        Raises
+        ------
+        LedgerError
+            The ledger cannot be used now.
+        """
+        try:
+            return self.head(ref)[0].sequence
+        except UnknownRef:
+            return 0
+
+    def ask(self, work: Callable[[Ledger], T]) -> T:
+        """What ``work`` finds in the ledger, or does to it.
+
+        Raises
+        ------
+        LedgerError
+            The ledger cannot be used now.
+        KvbatonError
+            Whatever ``work`` raises.
+        """
+        return work(self._opened())
+
+    def warm(self) -> None:
+        """Open the ledger beside other work; what goes wrong is found out when it is needed."""
+
+        def open_it() -> None:
+            try:
+                self._opened()
+            except KvbatonError as error:
+                self._note(error)
+
+        if self._ledger is None and not self._closed:
+            threading.Thread(target=open_it, name="kvbaton-ledger", daemon=True).start()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def put(self, node: Node, *, once: str = "") -> None:
+        """Record a node soon; see ``Recorder.put``.
+
+        Raises
+        ------
+        LedgerUnavailable
+            It cannot be kept.
+        """
+        with self._lock:
+            if self._closed:
+                raise LedgerUnavailable("the ledger was closed")
+            if self._recorder is None:
+                self._recorder = Recorder(
+                    self._new, self.folder, complain=self._complain, retry_s=self._retry_s
+                )
+            recorder = self._recorder
+            self._own[node.id] = None
+            if len(self._own) > _MOST_OWN:
+                del self._own[next(iter(self._own))]
+        recorder.put(node, once=once)
+
+    def move(self, ref: str, baton: Node, *, expected: int) -> Head:
+        """Move a ref, behind everything that was recorded before; see ``Ledger.move``.
+
+        Raises
+        ------
+        RefConflict
+            The ref stands elsewhere; nothing was changed.
+        LedgerError
+            The ledger cannot be used now; nothing was changed.
+        """
+        self.flush(OPEN_S)
+        return self._opened().move(ref, baton, expected=expected)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the ledger has all records; False where it cannot be used, or time is up."""
+        with self._lock:
+            recorder = self._recorder
+        return recorder is None or recorder.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Write what is left and let go of the database; what cannot be written stays for the
+        next process.  Returns whether the ledger has all of it."""
+        with self._lock:
+            self._closed = True
+            recorder, self._recorder = self._recorder, None
+        done = recorder is None or recorder.close(timeout_s)
+        with self._opening:
+            ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+        return done
+
+    def __enter__(self) -> LedgerKeeper:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _new(self) -> Ledger:
+        from kvbaton.lineage.ledger import Ledger  # heavy, and seldom needed at once
+
+        return Ledger(self.url, self.domain)
+
+    def _opened(self) -> Ledger:
+        with self._opening:
+            if self._closed:
+                raise LedgerUnavailable("the ledger was closed")
+            if self._ledger is None:
+                self._ledger = self._new()
+            return self._ledger
+
+    def _in_time(self, limit_s: float, work: Callable[[Ledger], T]) -> T:
+        try:
+            return within(limit_s, lambda: work(self._opened()))
+        except FutureTimeout:
+            raise LedgerUnavailable(f"the ledger did not answer within {limit_s:g} s") from None
+        except LedgerUnavailable:
+            self._let_go()
+            raise
+
+    def _note(self, error: KvbatonError) -> None:
+        self._failure, self._again_at = error, time.monotonic() + self._retry_s
+
+    def _let_go(self) -> None:
+        """A file that was deleted or replaced is opened anew the next time."""
+        with self._opening:
+            ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()

@@ -10,6 +10,7 @@
     │   ├── PipelineError                 a pipeline file, with the path into it
     │   ├── SettingsError                 an environment variable or option value
     │   ├── NotCalibrated                 a lossy profile that was not measured on this model
+    │   ├── NotMeasuredHere               speeds of another host, model or version
     │   ├── SliceError                    token ranges that are no slice, with the place
     │   ├── StaleTurn                     a turn whose cache has moved on
     │   ├── CacheBusy                     a cache that another request is using
@@ -109,6 +110,10 @@ class SettingsError(InputError):
 
 class NotCalibrated(InputError):
     """A lossy codec profile has no calibration record for this model; the hint makes one."""
+
+
+class NotMeasuredHere(InputError):
+    """Speeds that were measured on another host, of another model, or by another version."""
 
 
 class SliceError(InputError):

@@ -63,6 +63,7 @@ class TestFsspecMemory(StoreTests):
 
     one_writer_wins = False
     renews_age = False
+    leases = False
 
     def make_store(self, tmp_path):
         """A folder of its own: fsspec's memory is one for the process."""
@@ -75,6 +76,7 @@ class TestFsspecLocal(StoreTests):
     one_writer_wins = False
     renews_age = False
     fine_ages = False
+    leases = False
 
     def make_store(self, tmp_path):
         """A directory, seen through fsspec."""

@@ -288,7 +288,7 @@ def replace_small(name: str, data: bytes, *, inside: int) -> None:
     descriptor = os.open(name, MAKE, 0o600, dir_fd=inside)
     try:
         os.fchmod(descriptor, 0o600)
-        write_all(descriptor, [memoryview(data)])
+        write_all(descriptor, [memoryview(data)] if data else [])
     finally:
         os.close(descriptor)
 

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from kvbaton.errors import Fault, FormatError, InputError, NotFound, StoreError, Unsupported
 from kvbaton.stores import Key, Kind, Store, open_store
+from kvbaton.testing.leases import LeaseLaws
 
 LARGE_BYTES = 5_000_011
 """Larger than pipes and buffers, and no multiple of anything."""
@@ -45,7 +46,7 @@ def contents(store: Store, key: Key) -> bytes:
     return store.get(key, limit_bytes=1 << 30)
 
 
-class StoreTests:
+class StoreTests(LeaseLaws):
     """Conformance suite of :class:`kvbaton.stores.Store`.
 
     Attributes
@@ -60,6 +61,8 @@ class StoreTests:
         Objects that are put one right after another have different ages.
     claims
         The store can claim a name for exactly one caller; ``Unsupported`` where it cannot.
+    leases
+        The store can keep objects from being removed; ``Unsupported`` where it cannot.
     plain_sizes
         A listing has the sizes of what was put; False where more than that is stored.
     spans_processes
@@ -73,6 +76,7 @@ class StoreTests:
     renews_age = True
     fine_ages = True
     claims = True
+    leases = True
     plain_sizes = True
     spans_processes = True
     max_examples = 25

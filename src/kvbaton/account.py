@@ -12,8 +12,8 @@ from kvbaton.backing import Inherited, Taken
 from kvbaton.clock import Clock
 from kvbaton.decoding import Answer
 from kvbaton.following import Look
+from kvbaton.policy.base import Decision
 from kvbaton.types import (
-    JSON,
     Baton,
     Fidelity,
     Hops,
@@ -52,7 +52,8 @@ class Account:
     """Ids of the batons and answers that the context was made from, by cache or by text."""
     look: Look | None = None
     """What is known of the freshness of the batons."""
-    decision: JSON = field(default_factory=dict)
+    decision: Decision | None = None
+    """What the policy said; of several slices, what it said against the first that it refused."""
     held: tuple[SegmentRef, ...] = ()
     inherited: tuple[Inherited, ...] = ()
     batons: tuple[str, ...] = ()
@@ -76,6 +77,8 @@ class Account:
         self.bytes_moved += taken.bytes_moved
         self.probed += taken.probed
         self.warnings += taken.warnings
+        if self.decision is None or self.decision.route is not Route.TEXT:
+            self.decision = taken.decision or self.decision
         self.held += taken.held
         self.inherit(taken.inherited)
         return taken.cache
@@ -135,7 +138,7 @@ class Account:
             sender_seconds=dict(baton.seconds) if baton is not None else {},
             fidelity=self.fidelity,
             hops=self.hops,
-            decision=self.decision,
+            decision={} if self.decision is None else self.decision.to_json(),
             first_divergence=self.first_divergence,
             finish=answer.finish,
             labels=self.labels,

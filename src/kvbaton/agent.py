@@ -30,6 +30,7 @@ from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
 from kvbaton.sending import Cutting, Sender, node_of
+from kvbaton.shadowing import shadow_of
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, mode_of
 from kvbaton.taking import (
@@ -445,6 +446,7 @@ class Agent:
         importance: Importance | str = Importance.ORDINARY,
         ticket: str | Sequence[str] | None = None,
         stale: StaleRule | str | None = None,
+        tags: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Turn:
@@ -489,8 +491,11 @@ class Agent:
             What becomes of a baton whose context is no longer the current one: ``label`` goes on
             and says so in the receipt, ``fetch`` takes the newer one in its place, ``refuse``
             does not use it.  The owner's policy may be stricter.
+        tags
+            Of the task: the owner's policy may accept exact caches only for some.
         labels
-            Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``.
+            Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``; roll-outs
+            assign by ``conversation``.
         options
             Fields of ``Decoding``.
 
@@ -513,7 +518,10 @@ class Agent:
             limit_s, minimum, self.engine.function, repair, overflow, route, importance,
             strict=strict,
         )  # fmt: skip
-        look = self.following.look(clock, asked=stale_rule(stale))
+        rules = self.relay.deciding.rules_of(self.name).rules
+        look = self.following.look(
+            clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
+        )
         try:
             opened, reasons, warnings = self._open_all(
                 references, ticket, clock, mode=named, deadline_s=limit_s, look=look
@@ -525,9 +533,12 @@ class Agent:
         wanted_mode = named or opened[0].manifest.mode
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(one.id for one in opened), labels or {}
-        account.reasons, account.warnings = reasons, (*warnings, *look.warnings)
+        account.reasons, account.warnings = reasons, (
+            *warnings, *look.warnings, *self.relay.deciding.troubles(),
+        )  # fmt: skip
         account.signers, account.built_on = signers_of(opened), account.batons
         account.look = look
+        terms = replace(terms, receiving=look.receiving(self.name, account.labels, tags, rules))
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
             wanted, cache = taker.joined(opened, said)
@@ -535,7 +546,17 @@ class Agent:
             wanted, cache = taker.whole(opened[0], said, messages)
         account.label()
         watch = None if cache is None else self.watch_for(account.fidelity, how)
-        return self._answer(cache, wanted, how, account, watch=watch, strict=strict)
+        decided = account.decision
+
+        def shadowed(turn: Turn) -> Turn:
+            if decided is None or not decided.shadow or cache is not None:
+                return turn
+            report = shadow_of(turn, taker, opened, said, messages, route=decided.chosen)
+            return replace(turn, receipt=replace(turn.receipt, shadow=report))
+
+        return self._answer(
+            cache, wanted, how, account, watch=watch, strict=strict, finish=shadowed
+        )
 
     def _open_all(
         self,
@@ -595,10 +616,12 @@ class Agent:
         *,
         watch: TokenWatch | None = None,
         strict: bool = False,
+        finish: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> Turn:
         """Decode behind whatever is attached, keep the conversation, log the receipt."""
         answering = Answering(self.name, self.relay, self.following, stream=self.stream)
-        turn = self._kept(answering.answer(cache, wanted, how, account, watch=watch, strict=strict))
+        turn = answering.answer(cache, wanted, how, account, watch=watch, strict=strict)
+        turn = self._kept(finish(turn))
         return turn if turn.fired is None else self._passed_on(turn, turn.fired.receiver)
 
     def _kept(self, turn: Turn) -> Turn:

@@ -22,6 +22,7 @@ from kvbaton.codecs.calibration import (
 )
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
+from kvbaton.deciding import Deciding, PolicySource
 from kvbaton.decoding import Decoding, TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
@@ -33,8 +34,10 @@ from kvbaton.gating import TextGate
 from kvbaton.ledgers import keeper_of
 from kvbaton.lineage.keeper import LedgerKeeper
 from kvbaton.opening import Bearer
+from kvbaton.policy.base import Policy
 from kvbaton.policy.filter_files import filters_from_toml
 from kvbaton.policy.filters import TextFilter
+from kvbaton.policy.policy_files import PolicyFile
 from kvbaton.probes.first_tokens import WatchRange, watch_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain, local_domain
@@ -319,6 +322,7 @@ def relay_for(
     *,
     profile: str = EXACT_PROFILE,
     max_lossy_hops: int | None = MAX_LOSSY_HOPS,
+    policy: Policy | PolicyFile | Path | str | None = None,
 ) -> Relay:
     """A relay over a store, its URL, or the store of this process.
 
@@ -328,11 +332,16 @@ def relay_for(
         How caches are encoded: ``exact``, or a lossy profile that was measured on the model.
     max_lossy_hops
         Lossy or approximate hand-offs in a row after which a receiver prefills the ids.
+    policy
+        By which route batons are taken: a policy, its name, or the rules of a file, which may
+        change while it is in force; by default those of the settings, if there are any.
 
     Raises
     ------
     NotCalibrated
         The profile was not measured on this model; the hint is the command that does.
+    SettingsError
+        The policy's file cannot be read, or holds no policy.
     """
     opened = store if isinstance(store, Store) else open_store(store or MEMORY)
     plan = plan_of(engine, profile)
@@ -344,10 +353,34 @@ def relay_for(
         sealed(opened, trusted),
         trusted,
         plan=plan,
-        calibrations=calibrated,
-        max_lossy_hops=max_lossy_hops,
         checks=checks_for(engine),
+        deciding=Deciding(
+            engine,
+            calibrations=calibrated,
+            max_lossy_hops=max_lossy_hops,
+            source=policy_source(policy),
+        ),
     )
+
+
+def policy_source(policy: Policy | PolicyFile | Path | str | None = None) -> PolicySource:
+    """Where a policy comes from; see ``relay_for``.
+
+    Raises
+    ------
+    SettingsError
+        The file is not there, cannot be read, or holds no policy.
+    InputError
+        Nobody provides a policy of that name.
+    """
+    default = settings.from_environment().policy
+    if isinstance(policy, PolicyFile):
+        return PolicySource(policy)
+    if isinstance(policy, Path):
+        if not policy.is_file():
+            raise SettingsError("the policy cannot be read: there is no such file", at=str(policy))
+        return PolicySource(policy)
+    return PolicySource(default, policy)
 
 
 def _relay(engine: Engine, store: Relay | Store | str | None) -> Relay:
@@ -555,6 +588,9 @@ class Agent(agent.Agent):
     filters
         Asked for the text of a cache before it is handed off and before it is taken; by default
         those of the file that the settings name, if any.
+    policy
+        By which route batons are taken: a policy, its name, or the ``Path`` of a file with rules;
+        by default the file ``policy.toml`` in the data folder, if there is one.
     ledger
         Where the agent notes who builds on what: the URL of a ledger, or a keeper of one; by
         default that of the settings where the store lasts, and ``""`` for none.
@@ -575,9 +611,12 @@ class Agent(agent.Agent):
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         log: agent.Log | None = None,
         filters: Sequence[TextFilter] | None = None,
+        policy: Policy | PolicyFile | Path | str | None = None,
         ledger: LedgerKeeper | str | None = None,
     ) -> None:
-        relay = relay_for(engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops)
+        relay = relay_for(
+            engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops, policy=policy
+        )
         preamble = context.text if isinstance(context, Context) else context
         super().__init__(
             name,

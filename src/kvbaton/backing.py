@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbaton.errors import LossySource
+from kvbaton.policy.base import Decision
 from kvbaton.types import (
     Fidelity,
     FidelityClass,
@@ -195,7 +196,7 @@ class Taken:
     """What a take attached: a cache of ``reused`` positions, or None with the reasons.
 
     ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to;
-    ``probed`` counts positions that a probe has looked at.
+    ``probed`` counts positions that a probe has looked at, ``decision`` is what the policy said.
     """
 
     cache: Any | None
@@ -208,6 +209,7 @@ class Taken:
     probed: int = 0
     warnings: tuple[Reason, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    decision: Decision | None = None
 
 
 def one_more(hops: Hops, fidelity: Fidelity) -> Hops:

@@ -8,10 +8,11 @@ nobody: freshness is unknown then, the receipt warns, and notes wait in a spool.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbaton.clock import Clock
+from kvbaton.deciding import Receiving
 from kvbaton.errors import (
     InputError,
     KvbatonError,
@@ -22,7 +23,7 @@ from kvbaton.errors import (
 from kvbaton.lineage.keeper import LedgerKeeper
 from kvbaton.lineage.records import Freshness, Head, Node, NodeKind, Standing, require_ref
 from kvbaton.opening import now_ms
-from kvbaton.policy.rules import StaleRule
+from kvbaton.policy.rules import PolicyRules, StaleRule
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import (
     JSON,
@@ -35,6 +36,8 @@ from kvbaton.types import (
 )
 
 UNKNOWN = Freshness(Standing.UNKNOWN)
+RATE_MINUTES = 10
+"""Over how long the moves of a ref are counted."""
 _STRICTNESS = (StaleRule.LABEL, StaleRule.FETCH, StaleRule.REFUSE)
 _SWORN = {Standing.CURRENT: 0, Standing.UNKNOWN: 1, Standing.STALE: 2}
 
@@ -132,6 +135,25 @@ class Look:
             return None
         return Reason(ReasonCode.STALE, stale_sentence(self.found))
 
+    def receiving(
+        self,
+        agent: str,
+        labels: Mapping[str, str],
+        tags: Sequence[str],
+        rules: PolicyRules,
+    ) -> Receiving:
+        """Who takes the batons, and what is known of their freshness, for the policy."""
+        found = self.found
+        watched = rules.max_moves_per_minute is not None and bool(found.ref)
+        return Receiving(
+            agent=agent,
+            conversation=labels.get("conversation", ""),
+            tags=frozenset(tags),
+            standing=found.standing.value,
+            stale_why=found.why,
+            moves_per_minute=self.following.moves_per_minute(found.ref) if watched else None,
+        )
+
     def without_batons(self) -> Look:
         """The same, where nothing of the batons is used: nothing can become stale any more."""
         self.batons = ()
@@ -210,6 +232,14 @@ class Following:
         head, node = self._kept().head(require_ref(ref))
         self._seen[ref] = head.sequence
         return head, BatonRef(head.baton, node.store)
+
+    def moves_per_minute(self, ref: str) -> float | None:
+        """How often a ref has moved in the last ten minutes; None where nobody can say."""
+        if self.keeper is None:
+            return None
+        since_ms = now_ms() - RATE_MINUTES * 60_000
+        moves = self.keeper.moves(ref, since_ms=since_ms)
+        return None if moves is None else moves / RATE_MINUTES
 
     def troubles(self) -> tuple[Reason, ...]:
         """A warning where the ledger cannot be used, or is not the one that was known."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair, chosen_rows, mend
+from kvbaton.deciding import SOMEBODY, Receiving
 from kvbaton.prompts import Hung, SlicePrompt
 from kvbaton.relay import Relay
 from kvbaton.types import FidelityClass, FunctionId, Importance, Route, TokenRun
@@ -35,6 +36,8 @@ class Join:
         The least fidelity that is acceptable, and the engine's function.
     importance
         How closely slices are looked at: critical ones are computed from their ids.
+    receiving
+        Who takes them for what.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class Join:
         minimum: FidelityClass,
         function: FunctionId,
         importance: Importance = Importance.ORDINARY,
+        receiving: Receiving = SOMEBODY,
     ) -> None:
         self.relay, self.engine, self.prompt, self.account = relay, relay.engine, prompt, account
         self.repair, self.minimum, self.function = repair, minimum, function
-        self.importance = importance
+        self.importance, self.receiving = importance, receiving
         self._missing: list[TokenRun] = []
         self._attached: list[TokenRun] = []
 
@@ -76,6 +80,7 @@ class Join:
             minimum=self.minimum,
             function=self.function,
             importance=self.importance,
+            receiving=self.receiving,
         )
         part = account.enter_slice(taken)
         if part is None:

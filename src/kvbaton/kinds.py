@@ -128,6 +128,7 @@ class ReasonCode(StrEnum):
     FRESHNESS_UNKNOWN = "freshness-unknown"
     REPLACED = "replaced-by-newer"
     LEDGER = "ledger-unusable"
+    POLICY = "policy-unusable"
     KILL_SWITCH = "kill-switch"
     NOT_ROLLED_OUT = "not-rolled-out"
     SHADOW = "shadow"

@@ -45,6 +45,7 @@ from kvbaton.checking import (
     require_stated_codecs,
 )
 from kvbaton.clock import Clock, within
+from kvbaton.deciding import SOMEBODY, Calibrated, Deciding, Receiving, Request
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
     Fault,
@@ -54,7 +55,7 @@ from kvbaton.errors import (
 )
 from kvbaton.opening import NOBODY, Bearer, Opening, Spending, earliest
 from kvbaton.placing import Target, move_refusal, moves_to
-from kvbaton.policy import gates
+from kvbaton.policy.base import Decision
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.publishing import Publisher
 from kvbaton.reasons import located, reason_of
@@ -103,9 +104,6 @@ MAX_LOSSY_HOPS = 3
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the name of an event and its facts; never with text or tensors."""
-
-Calibrated = Callable[[str], frozenset[str]]
-"""Digest of a function -> digests of the calibration records that are known for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +157,8 @@ class Relay:
         prefills the ids; None for any number.
     checks
         How a cache is held to its tokens.
+    deciding
+        By which route a baton is taken; by default the gates say it.
     observer
         Is told of events as they happen.
     """
@@ -174,13 +174,18 @@ class Relay:
         calibrations: Calibrated | None = None,
         max_lossy_hops: int | None = MAX_LOSSY_HOPS,
         checks: Checks = CHECKED,
+        deciding: Deciding | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.engine, self.store, self.domain = engine, sealed(store, domain), domain
         store = self.store
         self.segment_tokens = segment_tokens
-        self.calibrations: Calibrated = calibrations or (lambda function: frozenset())
-        self.max_lossy_hops, self.checks = max_lossy_hops, checks
+        self.checks = checks
+        self.deciding = deciding or Deciding(
+            engine,
+            calibrations=calibrations or (lambda function: frozenset()),
+            max_lossy_hops=max_lossy_hops,
+        )
         self.observe: Observer = observer or (lambda event, facts: None)
         self.opening = Opening(store, domain)
         self.publisher = Publisher(engine, store, domain, self.opening.pedigree, self.observe)
@@ -357,6 +362,7 @@ class Relay:
         function: FunctionId | None = None,
         moves: Sequence[Move] | None = None,
         importance: Importance = Importance.ORDINARY,
+        receiving: Receiving = SOMEBODY,
     ) -> Taken:
         """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
 
@@ -364,29 +370,29 @@ class Relay:
         positions that stay where the window is too small for all of them.  Never raises for what
         is wrong with the baton: the reasons say it, and ``cache`` is None.
         """
-        context = self._context(
-            prompt_tokens=prompt_tokens, reusable=reusable, room=room, minimum=minimum,
-            function=function, sliced=moves is not None,
-        )  # fmt: skip
-        asked = gates.GATES if moves is None else gates.SLICE_GATES
-        route, reasons = gates.decide(baton.manifest, context, asked)
-        if route is Route.TEXT:
-            return Taken(None, 0, route, reasons)
+        function = function or self.engine.function
+        decision = self.deciding.decide(
+            baton,
+            Request(prompt_tokens, reusable, room, minimum, function, sliced=moves is not None),
+            receiving,
+        )
+        if decision.route is Route.TEXT:
+            return _decided(Taken(None, 0, Route.TEXT, ()), decision)
         sliced = (Fidelity(FidelityClass.APPROXIMATE),) if moves is not None else ()
         promised = [*sliced, *(ref.promised for ref in baton.manifest.segments)]
         if importance is Importance.CRITICAL:
-            impossible = probe_refusal(self.engine, promised, self._limits(context.function))
+            impossible = probe_refusal(self.engine, promised, self._limits(function))
             if impossible is not None:
-                return Taken(None, 0, Route.TEXT, (impossible,))
+                return replace(Taken(None, 0, Route.TEXT, (impossible,)), decision=decision)
         tokens = min(reusable, baton.manifest.cached_tokens)
         taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, tokens if moves is None else moves,
-            room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=context.function,
+            room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=function,
             noise=baton.manifest.noise,
         )  # fmt: skip
         if taken.cache is None:
-            return taken
-        taken = replace(taken, route=route, reasons=reasons)
+            return replace(taken, decision=decision)
+        taken = _decided(taken, decision)
         return self._examined(taken, baton.transcript.ids, promised, importance)
 
     def _limits(self, function: FunctionId) -> ProbeLimits | None:
@@ -412,33 +418,9 @@ class Relay:
         probed = taken.probed + (0 if report is None else report.rows)
         if wrong is None:
             return replace(taken, probed=probed, seconds=clock.seconds)
-        return Taken(None, 0, Route.TEXT, (wrong,), probed=probed, seconds=clock.seconds)
-
-    def _context(
-        self,
-        *,
-        prompt_tokens: int,
-        reusable: int,
-        room: int,
-        minimum: FidelityClass,
-        function: FunctionId | None,
-        sliced: bool = False,
-    ) -> gates.TakeContext:
-        engine = self.engine
-        function = function or engine.function
-        return gates.TakeContext(
-            function=function,
-            layout=engine.layout,
-            max_tokens=engine.max_tokens,
-            prompt_tokens=prompt_tokens,
-            reusable_tokens=reusable,
-            room_tokens=room,
-            free_memory_bytes=engine.free_memory_bytes(),
-            minimum=minimum,
-            max_lossy_hops=self.max_lossy_hops,
-            calibrations=self.calibrations(function.digest),
-            model=engine.name,
-            sliced=sliced,
+        return replace(
+            Taken(None, 0, Route.TEXT, (wrong,), probed=probed, seconds=clock.seconds),
+            decision=taken.decision,
         )
 
     def hang(
@@ -452,6 +434,7 @@ class Relay:
         minimum: FidelityClass = FidelityClass.APPROXIMATE,
         function: FunctionId | None = None,
         importance: Importance = Importance.ORDINARY,
+        receiving: Receiving = SOMEBODY,
     ) -> Taken:
         """Attach runs of a baton's cache, turned to positions ``at`` on, behind other tokens.
 
@@ -474,18 +457,18 @@ class Relay:
             sentence = refusal or "the slice has no keys and values yet"
             code = ReasonCode.SLICE_REFUSED if refusal else ReasonCode.NO_KV
             return Taken(None, 0, Route.TEXT, (Reason(code, sentence),))
-        context = self._context(
-            prompt_tokens=prompt_tokens, reusable=reusable, room=0, minimum=minimum,
-            function=function, sliced=True,
-        )  # fmt: skip
-        route, reasons = gates.decide(baton.manifest, context, gates.SLICE_GATES)
-        if route is Route.TEXT:
-            return Taken(None, 0, route, reasons)
-        return self.attach(
+        function = function or self.engine.function
+        decision = self.deciding.decide(
+            baton, Request(prompt_tokens, reusable, 0, minimum, function, sliced=True), receiving
+        )
+        if decision.route is Route.TEXT:
+            return _decided(Taken(None, 0, Route.TEXT, ()), decision)
+        taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, moves, room=0, deadline_s=deadline_s,
-            behind=at, store_url=baton.ref.store, function=context.function,
+            behind=at, store_url=baton.ref.store, function=function,
             noise=baton.manifest.noise,
         )  # fmt: skip
+        return replace(taken, decision=decision)
 
     def slice_refusal(self, baton: Baton, prompt_tokens: int) -> str | None:
         """Why keys of this model, or those of this baton, cannot be moved; None if they can."""
@@ -645,3 +628,8 @@ class Relay:
     def find_prefix(self, ids: Sequence[int]) -> tuple[SegmentRef, ...]:
         """Full exact segments in the store that begin ``ids``, leaving at least one id to feed."""
         return self.prefixes.find(self.engine.function.digest, ids)
+
+
+def _decided(taken: Taken, decision: Decision) -> Taken:
+    """What was taken, by the route that was decided on and for its reasons."""
+    return replace(taken, route=decision.route, reasons=decision.reasons, decision=decision)

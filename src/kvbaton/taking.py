@@ -11,6 +11,7 @@ from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
 from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation
+from kvbaton.deciding import SOMEBODY, Receiving
 from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
@@ -61,7 +62,8 @@ class Taking:
 
     ``repair`` says which positions of slices are computed again, ``overflow`` what stays when the
     window is too small; ``strict`` refuses to fall back; ``by_text`` prefills the ids whatever the
-    cache is good for; ``importance`` says how closely the cache is looked at.
+    cache is good for; ``importance`` says how closely the cache is looked at; ``receiving`` is who
+    takes them for what.
     """
 
     deadline_s: float
@@ -72,6 +74,7 @@ class Taking:
     strict: bool = False
     by_text: bool = False
     importance: Importance = Importance.ORDINARY
+    receiving: Receiving = SOMEBODY
 
     @classmethod
     def of(
@@ -217,6 +220,7 @@ class Taker:
             function=self.terms.function,
             moves=moves,
             importance=self.terms.importance,
+            receiving=self.terms.receiving,
         )
         cache = account.enter(taken)
         account.parents = (baton.id,)
@@ -354,6 +358,7 @@ class Taker:
             minimum=self.terms.minimum,
             function=self.terms.function,
             importance=self.terms.importance,
+            receiving=self.terms.receiving,
         ).hang(cache, deadline_s=self.terms.deadline_s)
         account.start = cache.length
         return cache

@@ -23,11 +23,12 @@ from kvbaton.bench.given import given_ids, put_into_its_mouth
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Turn
+from kvbaton.deciding import Calibrated
 from kvbaton.decoding import Decoding
 from kvbaton.errors import InputError, SliceError
 from kvbaton.joining import Join
 from kvbaton.prompts import Hung, Prompt, SlicePrompt
-from kvbaton.relay import CHECKED, Calibrated, Checks, Relay
+from kvbaton.relay import CHECKED, Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, whole_source

@@ -132,6 +132,15 @@ class LedgerKeeper:
         except UnknownRef:
             return 0
 
+    def moves(self, ref: str, *, since_ms: int) -> int | None:
+        """How often a ref has been moved since a time, by the clocks of those who did it; None
+        where the ledger does not say so in time."""
+        try:
+            return self._in_time(self._read_s, lambda ledger: ledger.moves(ref, since_ms=since_ms))
+        except KvbatonError as error:
+            self._note(error)
+            return None
+
     def ask(self, work: Callable[[Ledger], T]) -> T:
         """What ``work`` finds in the ledger, or does to it.
 

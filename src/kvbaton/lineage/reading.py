@@ -94,6 +94,16 @@ class Questions:
             )
             return [_head_of(row, as_of) for row in connection.execute(asked)]
 
+    def moves(self, ref: str, *, since_ms: int) -> int:
+        """How often a ref has been moved since a time, by the clocks of those who did it."""
+        asked = (
+            select(func.count())
+            .select_from(moves)
+            .where(moves.c.domain == self.domain, moves.c.ref == ref, moves.c.moved_ms >= since_ms)
+        )
+        with self.database.reading() as connection:
+            return int(connection.execute(asked).scalar_one())
+
     def freshness(self, baton: str, ref: str = "", ref_sequence: int = 0) -> Freshness:
         """Whether a baton's context is the current one: one statement, for the way to the first
         token.

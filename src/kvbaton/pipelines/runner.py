@@ -13,6 +13,7 @@ from kvbaton.agent import DEADLINE_S, Agent
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
 from kvbaton.conversation import Turn
+from kvbaton.deciding import Calibrated
 from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.sampling import Sampling
@@ -30,7 +31,7 @@ from kvbaton.pipelines.schema import (
     Pipeline,
 )
 from kvbaton.policy.filters import TextFilter
-from kvbaton.relay import CHECKED, Calibrated, Checks, Relay
+from kvbaton.relay import CHECKED, Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store
 from kvbaton.types import Baton, Mode, Reason, ReasonCode

@@ -1,0 +1,211 @@
+"""Deciding, hand-off by hand-off: the facts that a policy is asked with, and its answer.
+
+A policy file is read again when it has changed, so that a kill switch or a share takes effect in
+running processes.  One that cannot be read any more leaves the last one in force.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvbaton.engines.base import Engine
+from kvbaton.errors import KvbatonError, SettingsError
+from kvbaton.policy.base import Decision, Policy, Question, make_policy
+from kvbaton.policy.gates import TakeContext
+from kvbaton.policy.policy_files import AgentPolicy, PolicyFile, load_policy_file
+from kvbaton.policy.rollout import EVERYWHERE, decide_rolled_out
+from kvbaton.policy.routes import Prediction
+from kvbaton.types import Baton, FidelityClass, FunctionId, Manifest, Reason, ReasonCode
+
+Calibrated = Callable[[str], frozenset[str]]
+"""Digest of a function -> digests of the calibration records that are known for it."""
+
+Predict = Callable[[Manifest, TakeContext, str], tuple[Prediction, ...]]
+"""Manifest, context and the URL of the baton's store -> what is predicted of the routes."""
+
+NO_POLICY = PolicyFile()
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """Who takes a baton, for what, and what is known of its freshness.
+
+    Parameters
+    ----------
+    agent
+        The receiver's name: the policy may have rules of its own for it.
+    conversation
+        Id that roll-outs assign by; empty where the caller has none.
+    tags
+        Of the task.
+    standing, stale_why
+        ``current``, ``stale`` or ``unknown``, and a sentence where it is stale.
+    moves_per_minute
+        How often the baton's ref has moved of late; None where that is not known.
+    in_shadow
+        The cache is only compared with text, so a roll-out does not hold it back.
+    """
+
+    agent: str = ""
+    conversation: str = ""
+    tags: frozenset[str] = frozenset()
+    standing: str = "unknown"
+    stale_why: str = ""
+    moves_per_minute: float | None = None
+    in_shadow: bool = False
+
+
+SOMEBODY = Receiving()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a receiver asks of a baton: see ``TakeContext`` for the counts of tokens."""
+
+    prompt_tokens: int
+    reusable: int
+    room: int
+    minimum: FidelityClass = FidelityClass.APPROXIMATE
+    function: FunctionId | None = None
+    sliced: bool = False
+
+
+class PolicySource:
+    """A policy, from a file that may change or as it is.
+
+    Parameters
+    ----------
+    file
+        A policy, or the path of its file; a file that is not there is no policy.
+    policy
+        Decides in place of the one that the file names.
+
+    Raises
+    ------
+    SettingsError
+        The file holds no policy.
+    """
+
+    def __init__(
+        self, file: PolicyFile | Path = NO_POLICY, policy: Policy | str | None = None
+    ) -> None:
+        self._path = file if isinstance(file, Path) else None
+        self._file = file if isinstance(file, PolicyFile) else NO_POLICY
+        self._named = make_policy(policy) if isinstance(policy, str) else policy
+        self._lock, self._stamp = threading.Lock(), _stamp(self._path)
+        if self._path is not None and self._stamp is not None:
+            self._file = load_policy_file(self._path)
+        self._policy = self._named or make_policy(self._file.policy)
+        self.trouble: KvbatonError | None = None
+        """Why the file as it is now is not in force, if it is not."""
+
+    def for_agent(self, name: str) -> tuple[Policy, AgentPolicy]:
+        """The policy, and the rules and roll-out of a receiver."""
+        with self._lock:
+            stamp = _stamp(self._path)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._read_again()
+            return self._policy, self._file.for_agent(name)
+
+    def _read_again(self) -> None:
+        self.trouble = None
+        try:
+            found = NO_POLICY
+            if self._path is not None and self._stamp is not None:
+                found = load_policy_file(self._path)
+            policy = self._named or make_policy(found.policy)
+        except KvbatonError as error:
+            self.trouble = error
+        else:
+            self._file, self._policy = found, policy
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(f"the policy cannot be looked at: {error.strerror}") from error
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Deciding:
+    """Decides for the receivers of one engine.
+
+    Parameters
+    ----------
+    engine
+        The receivers' model.
+    calibrations
+        The calibration records that are known for a function, by its digest.
+    max_lossy_hops
+        Lossy or approximate hand-offs since the last exact prefill; None for any number.
+    source
+        The policy; by default the gates, and whatever is predicted to be faster.
+    predict
+        What is predicted of the routes; nothing by default.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        calibrations: Calibrated,
+        max_lossy_hops: int | None,
+        source: PolicySource | None = None,
+        predict: Predict = lambda manifest, context, store: (),
+    ) -> None:
+        self.engine, self.calibrations, self.max_lossy_hops = engine, calibrations, max_lossy_hops
+        self.source, self.predict = source or PolicySource(), predict
+
+    def rules_of(self, agent: str) -> AgentPolicy:
+        """The rules and the roll-out of a receiver."""
+        return self.source.for_agent(agent)[1]
+
+    def decide(self, baton: Baton, request: Request, receiving: Receiving) -> Decision:
+        """By which route a baton is taken."""
+        policy, mine = self.source.for_agent(receiving.agent)
+        context = self._context(request, receiving, mine)
+        predicted = self.predict(baton.manifest, context, baton.ref.store)
+        context = replace(context, predictions=predicted)
+        question = Question(baton.manifest, context, receiving.conversation)
+        roll_out = EVERYWHERE if receiving.in_shadow else mine.roll_out
+        return decide_rolled_out(policy, question, roll_out)
+
+    def _context(self, request: Request, receiving: Receiving, mine: AgentPolicy) -> TakeContext:
+        engine = self.engine
+        function = request.function or engine.function
+        return TakeContext(
+            function=function,
+            layout=engine.layout,
+            max_tokens=engine.max_tokens,
+            prompt_tokens=request.prompt_tokens,
+            reusable_tokens=request.reusable,
+            room_tokens=request.room,
+            free_memory_bytes=engine.free_memory_bytes(),
+            minimum=request.minimum,
+            max_lossy_hops=self.max_lossy_hops,
+            calibrations=self.calibrations(function.digest),
+            model=engine.name,
+            sliced=request.sliced,
+            rules=mine.rules,
+            killed=mine.roll_out.killed(),
+            standing=receiving.standing,
+            stale_why=receiving.stale_why,
+            moves_per_minute=receiving.moves_per_minute,
+            tags=receiving.tags,
+        )
+
+    def troubles(self) -> tuple[Reason, ...]:
+        """A warning where the policy's file has changed, and cannot be read."""
+        trouble = self.source.trouble
+        if trouble is None:
+            return ()
+        return (Reason(ReasonCode.POLICY, f"the policy before stays in force: {trouble}"),)

@@ -187,7 +187,9 @@ def default_ledger(
     chosen = settings.from_environment()
     lasting = not store.url.startswith("memory:")
     url = (chosen.ledger if lasting else "") if ledger is None else ledger
-    return keeper_of(url, domain.name, chosen.ledger_records) if url else None
+    if not url:
+        return None
+    return keeper_of(url, domain.name, chosen.ledger_records, chosen.ledger_seen)
 
 
 def default_filters() -> tuple[TextFilter, ...]:

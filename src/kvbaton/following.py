@@ -7,6 +7,7 @@ nobody: freshness is unknown then, the receipt warns, and notes wait in a spool.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,7 @@ class Look:
         """Freshness as the receipt states it, once the answer is there, and warnings of what has
         become stale since."""
         stated = self.found.to_json()
+        self.following.keep_seen()
         if not self.batons or self.found.standing is Standing.UNKNOWN:
             return stated, ()
         now = max(
@@ -240,6 +242,12 @@ class Following:
         since_ms = now_ms() - RATE_MINUTES * 60_000
         moves = self.keeper.moves(ref, since_ms=since_ms)
         return None if moves is None else moves / RATE_MINUTES
+
+    def keep_seen(self) -> None:
+        """Put on the disk what was seen of the ledger; that this fails is not worth an answer."""
+        if self.keeper is not None:
+            with contextlib.suppress(KvbatonError):
+                self.keeper.keep_seen()
 
     def troubles(self) -> tuple[Reason, ...]:
         """A warning where the ledger cannot be used, or is not the one that was known."""

@@ -16,7 +16,7 @@ _keepers: dict[tuple[str, str, Path], LedgerKeeper] = {}
 _lock = threading.Lock()
 
 
-def keeper_of(url: str, domain: str, folder: Path) -> LedgerKeeper:
+def keeper_of(url: str, domain: str, folder: Path, seen: Path | None = None) -> LedgerKeeper:
     """The way of this process to a ledger.
 
     Parameters
@@ -25,15 +25,21 @@ def keeper_of(url: str, domain: str, folder: Path) -> LedgerKeeper:
         The ledger's, and the trust domain.
     folder
         Where records of all ledgers wait; each has a folder of its own in it.
+    seen
+        Where the most that ledgers have said is kept.
     """
     key = url, domain, folder
     with _lock:
         if key not in _keepers:
             if not _keepers:
                 atexit.register(close_keepers, EXIT_S)
-            name = hashlib.sha256(f"{domain}\0{url}".encode()).hexdigest()[:32]
-            _keepers[key] = LedgerKeeper(url, domain, folder / name)
+            _keepers[key] = LedgerKeeper(url, domain, folder_of(url, domain, folder))
         return _keepers[key]
+
+
+def folder_of(url: str, domain: str, folder: Path) -> Path:
+    """The folder of one ledger and domain among those of all: its name tells nothing of either."""
+    return folder / hashlib.sha256(f"{domain}\0{url}".encode()).hexdigest()[:32]
 
 
 def close_keepers(timeout_s: float = EXIT_S) -> None:

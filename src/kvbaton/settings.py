@@ -94,6 +94,11 @@ class Settings:
         return self.data_dir / "ledger-spool"
 
     @property
+    def ledger_seen(self) -> Path:
+        """Folder where the most that ledgers have said is kept."""
+        return self.data_dir / "ledger-seen"
+
+    @property
     def domains(self) -> Path:
         """Folder of the trust domains' secrets, of private keys, and of the trust file."""
         return self.data_dir / "domains"

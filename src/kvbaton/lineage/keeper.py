@@ -3,6 +3,7 @@ written waits in a spool, and neither an outage nor an old copy stops an answer.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from kvbaton.clock import within
 from kvbaton.errors import KvbatonError, LedgerUnavailable, UnknownRef
 from kvbaton.lineage.recorder import RETRY_S, Complain, Recorder
 from kvbaton.lineage.records import Freshness, Head, Node, Standing
+from kvbaton.lineage.seen import Seen
 
 if TYPE_CHECKING:
     from kvbaton.lineage.ledger import Ledger
@@ -42,6 +44,9 @@ class LedgerKeeper:
         The trust domain.
     folder
         Where records wait, private to the user.
+    seen
+        Folder where the most that the ledger has said is kept, so that an old copy of it is
+        noticed; None where nobody looks.
     complain
         Is told, once per outage, why records wait, and of every record that was refused.
     read_s
@@ -56,15 +61,17 @@ class LedgerKeeper:
         domain: str,
         folder: Path,
         *,
+        seen: Path | None = None,
         complain: Complain = lambda error: None,
         read_s: float = READ_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        self.url, self.domain, self.folder = url, domain, folder
+        self.url, self.domain, self.folder, self._seen_in = url, domain, folder, seen
         self._complain, self._read_s, self._retry_s = complain, read_s, retry_s
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder: Recorder | None = None
         self._ledger: Ledger | None = None
+        self._seen: Seen | None = None
         self._failure: KvbatonError | None = None
         self._again_at = 0.0
         self._closed = False
@@ -87,20 +94,53 @@ class LedgerKeeper:
         baton, ref, ref_sequence
             See ``Ledger.freshness``.
         """
-        if self._closed or time.monotonic() < self._again_at:
-            return _QUIET
+        quiet = self._closed or time.monotonic() < self._again_at
+        found = _QUIET if quiet else self._asked(baton, ref, ref_sequence)
+        if found.standing is Standing.UNKNOWN and not ref and baton in self._own:
+            return replace(found, standing=Standing.CURRENT)
+        return found if found.as_of else self._as_seen(ref, ref_sequence)
+
+    def _asked(self, baton: str, ref: str, ref_sequence: int) -> Freshness:
         limit_s = OPEN_S if self._ledger is None else self._read_s
         try:
+            seen = self._marks()
+            before = None if seen is None else seen.so_far()
             found = self._in_time(
                 limit_s, lambda ledger: ledger.freshness(baton, ref, ref_sequence)
             )
+            if seen is not None and before is not None:
+                seen.check(before, found.as_of, ref=ref, number=found.head_sequence, keep=False)
         except KvbatonError as error:
             self._note(error)
             return _QUIET
         self._failure = None
-        if found.standing is Standing.UNKNOWN and not ref and baton in self._own:
-            return replace(found, standing=Standing.CURRENT)
         return found
+
+    def _as_seen(self, ref: str, ref_sequence: int) -> Freshness:
+        """What is known without the ledger: that a ref has moved on is never taken back."""
+        quiet = Freshness(Standing.UNKNOWN, ref, ref_sequence)
+        with contextlib.suppress(KvbatonError):
+            seen = self._marks() if ref else None
+            seat = None if seen is None else seen.newest(ref)
+            if seat is not None and seat.number > ref_sequence:
+                return replace(
+                    quiet,
+                    standing=Standing.STALE,
+                    head_sequence=seat.number,
+                    why=f"{ref} was seen to move on from {ref_sequence} to {seat.number}",
+                )
+        return quiet
+
+    def keep_seen(self) -> None:
+        """Put on the disk what was seen; behind the first token.
+
+        Raises
+        ------
+        LedgerError
+            It cannot be kept.
+        """
+        if self._seen is not None:
+            self._seen.keep()
 
     def head(self, ref: str) -> tuple[Head, Node]:
         """Where a ref stands, and the baton there.
@@ -109,6 +149,8 @@ class LedgerKeeper:
         ------
         UnknownRef
             It has not been moved yet.
+        LedgerRolledBack
+            The ledger is an old copy: it has said more before.
         LedgerError
             The ledger cannot be used now.
         """
@@ -117,7 +159,17 @@ class LedgerKeeper:
             head = ledger.head(ref)
             return head, ledger.node(head.baton)
 
-        return self._in_time(OPEN_S, look)
+        seen = self._marks()
+        before = None if seen is None else seen.so_far()
+        try:
+            head, node = self._in_time(OPEN_S, look)
+        except UnknownRef:
+            if seen is not None and before is not None:  # it may have been known before
+                seen.check(before, before.sequence, ref=ref, number=0)
+            raise
+        if seen is not None and before is not None:
+            seen.check(before, head.as_of, ref=ref, number=head.sequence, baton=head.baton)
+        return head, node
 
     def stands(self, ref: str) -> int:
         """Which of its heads a ref stands at; 0 where it has not been moved yet.
@@ -199,7 +251,12 @@ class LedgerKeeper:
             The ledger cannot be used now; nothing was changed.
         """
         self.flush(OPEN_S)
-        return self._opened().move(ref, baton, expected=expected)
+        seen = self._marks()
+        before = None if seen is None else seen.so_far()
+        head = self._opened().move(ref, baton, expected=expected)
+        if seen is not None and before is not None:
+            seen.check(before, head.as_of, ref=ref, number=head.sequence, baton=head.baton)
+        return head
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the ledger has all records; False where it cannot be used, or time is up."""
@@ -218,6 +275,9 @@ class LedgerKeeper:
             ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
+        if self._seen is not None:
+            with contextlib.suppress(KvbatonError):  # it only saves looking again
+                self._seen.close()
         return done
 
     def __enter__(self) -> LedgerKeeper:
@@ -232,6 +292,11 @@ class LedgerKeeper:
         from kvbaton.lineage.ledger import Ledger  # heavy, and seldom needed at once
 
         return Ledger(self.url, self.domain)
+
+    def _marks(self) -> Seen | None:
+        if self._seen is None and self._seen_in is not None:
+            self._seen = Seen(self._seen_in, self.url, self.domain)
+        return self._seen
 
     def _opened(self) -> Ledger:
         with self._opening:

@@ -9,6 +9,8 @@ from typing import Any
 from kvbaton.backing import Shipment
 from kvbaton.clock import Clock
 from kvbaton.engines.base import Engine
+from kvbaton.errors import StoreError
+from kvbaton.leasing import Loan, in_use
 from kvbaton.opening import keys_of, now_ms
 from kvbaton.pedigree import Kin, Pedigree
 from kvbaton.seals import TrustDomain
@@ -91,8 +93,16 @@ class Publisher:
         words: Transcript,
         shipment: Shipment,
         parents: Sequence[Kin],
+        loan: Loan,
     ) -> Baton:
-        """Sign and store the manifest, behind its transcript and its parents."""
+        """Sign and store the manifest, behind its transcript and its parents.
+
+        Raises
+        ------
+        StoreError
+            The store could not take it, or something that it lists may have been removed, because
+            this process stood still for longer than ``loan`` lasts; no baton exists.
+        """
         keys = keys_of(listing, self.domain)
         blob = transcript.encode_transcript(words)
         listing = replace(
@@ -109,11 +119,10 @@ class Publisher:
         with clock.phase("put"):
             require_sealed(self.store, self.domain)
             # Who opens this one looks for its ancestors here.
-            self.pedigree.bring(parents, self._keep)
+            self.pedigree.bring(parents, lambda kin: self._keep(kin, loan))
             # Another domain does not have this one's key.
             store = self.store if listing.export is None else bare(self.store)
-            store.put(Key(Kind.TRANSCRIPT, listing.transcript), [blob])
-            store.put(Key(Kind.BATON, name), [raw])
+            self._put(store, listing.transcript, blob, name, raw, loan)
         self.observe("baton-stored", {"baton": name})
         clock.seconds["total"] = clock.elapsed()
         baton = Baton(
@@ -129,10 +138,29 @@ class Publisher:
         self.pedigree.note(Kin.of_manifest(name, listing, signer.keyid, raw))
         return baton
 
-    def _keep(self, kin: Kin) -> bool:
+    def _put(
+        self, store: Store, transcript: str, blob: bytes, name: str, raw: bytes, loan: Loan
+    ) -> None:
+        """Put transcript and manifest, which cannot be seen before it is known that all it lists
+        is there."""
+        words, baton = Key(Kind.TRANSCRIPT, transcript), Key(Kind.BATON, name)
+        loan.lease(store, [words, baton])
+        store.put(words, [blob])
+        loan.confirm()
+        store.put(baton, [raw])
+        try:
+            loan.confirm()  # again: this process may have stood still just then
+        except StoreError:
+            store.delete(baton)
+            raise
+
+    def _keep(self, kin: Kin, loan: Loan) -> bool:
         """Store an ancestor's envelope; False where it is there, and so are its own ancestors."""
         key = Key(Kind.BATON, kin.name)
-        if not kin.envelope or self.store.exists(key):
+        if not kin.envelope:
+            return False
+        loan.lease(self.store, [key])
+        if in_use(self.store, key):
             return False
         self.store.put(key, [kin.envelope])
         return True

@@ -53,6 +53,7 @@ from kvbaton.errors import (
     InputError,
     KvbatonError,
 )
+from kvbaton.leasing import handing_off, segments_of, taking
 from kvbaton.opening import NOBODY, Bearer, Opening, Spending, earliest
 from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy.base import Decision
@@ -226,7 +227,8 @@ class Relay:
     ) -> Baton:
         """Store the source's cache and the signed baton that lists it.
 
-        The manifest is written last, so a sender that dies leaves no baton behind.  ``spans`` are
+        The manifest is written last, so a sender that dies leaves no baton behind; until then
+        what it lists is leased, also what the store held before.  ``spans`` are
         at positions of the baton; ``expires_ms`` is 0 or milliseconds since the epoch, and never
         later than that of what it was taken from; ``place`` is the ref that is to be moved to it,
         and which of its heads it will be.
@@ -247,29 +249,30 @@ class Relay:
         packing = replace(packing, function=function.digest, sender=sender)
         self.opening.pedigree.require_none_revoked(source.signers)
         parents = self.opening.pedigree.parents(source.parents, self.store)
-        shipment = self.shipper.ship_all(source, clock, packing)
-        ids, cached = source.packed_ids, source.packed_cached
-        promised = (ref.promised for ref in shipment.segments)
-        fidelity = worst_fidelity(*promised, *(kin.fidelity for kin in parents))
-        listing = self.publisher.listing(
-            sender, mode, terms, ids, spans, function, parents, signers=source.signers
-        )
-        listing = replace(
-            listing,
-            cached_tokens=cached,
-            pending_tokens=len(ids) - cached,
-            segments=shipment.segments,
-            fidelity=fidelity,
-            hops=one_more(source.hops, fidelity),
-            parents=source.parents,
-            importance=importance,
-            expires_ms=earliest(expires_ms, *(kin.expires_ms for kin in parents)),
-            noise=max((packing.noise, *(kin.noise for kin in parents))),
-            ref=place[0],
-            sequence=place[1],
-        )
-        words = Transcript(ids, text, tuple(dict(m) for m in messages))
-        return self.publisher.publish(clock, listing, words, shipment, parents)
+        with handing_off(sender) as loan:
+            shipment = self.shipper.ship_all(source, clock, packing, loan)
+            ids, cached = source.packed_ids, source.packed_cached
+            promised = (ref.promised for ref in shipment.segments)
+            fidelity = worst_fidelity(*promised, *(kin.fidelity for kin in parents))
+            listing = self.publisher.listing(
+                sender, mode, terms, ids, spans, function, parents, signers=source.signers
+            )
+            listing = replace(
+                listing,
+                cached_tokens=cached,
+                pending_tokens=len(ids) - cached,
+                segments=shipment.segments,
+                fidelity=fidelity,
+                hops=one_more(source.hops, fidelity),
+                parents=source.parents,
+                importance=importance,
+                expires_ms=earliest(expires_ms, *(kin.expires_ms for kin in parents)),
+                noise=max((packing.noise, *(kin.noise for kin in parents))),
+                ref=place[0],
+                sequence=place[1],
+            )
+            words = Transcript(ids, text, tuple(dict(m) for m in messages))
+            return self.publisher.publish(clock, listing, words, shipment, parents, loan)
 
     def hand_off_text(
         self,
@@ -327,7 +330,8 @@ class Relay:
             ref=place[0],
             sequence=place[1],
         )
-        return self.publisher.publish(clock, listing, words, Shipment((), 0, 0), kin)
+        with handing_off(sender) as loan:
+            return self.publisher.publish(clock, listing, words, Shipment((), 0, 0), kin, loan)
 
     # -- take: get -> verify -> decode -> align -> attach ----------------------------------------
 
@@ -506,7 +510,7 @@ class Relay:
         noise
             Relative size of the noise that the sender has added.
         """
-        clock, abandoned, tally = Clock(), Event(), Tally()
+        clock, abandoned, tally, loan = Clock(), Event(), Tally(), taking()
         target = Target(moves, behind)
         needed = [(i, ref) for i, ref in enumerate(refs) if target.cuts(ref)]
         digest = (function or self.engine.function).digest
@@ -515,6 +519,7 @@ class Relay:
             with ExitStack() as stack:
                 with clock.phase("get"):
                     store = self.opening.store_of(store_url or self.store.url)
+                    loan.lease(store, segments_of([ref for _, ref in needed]))
                     opened = self._open_segments(stack, store, needed, ids, digest)
                 cuts = [target.cuts(ref) for ref in refs]
                 fetched = clock.timed("get", get_layers(opened, abandoned))
@@ -537,6 +542,7 @@ class Relay:
             return Taken(None, 0, Route.TEXT, (reason_of(error),), seconds=clock.seconds)
         finally:
             abandoned.set()
+            loan.close()
         return Taken(
             cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
             moved, tally.positions, self._unchecked(tally.positions, target.tokens), clock.seconds,

@@ -14,6 +14,7 @@ from kvbaton.backing import Shipment, Source, pieces, placed_ref
 from kvbaton.clock import Clock
 from kvbaton.engines.base import Engine
 from kvbaton.errors import InputError
+from kvbaton.leasing import UNLEASED, Loan, in_use
 from kvbaton.noise import blur_layers, checked_level, span_seeds
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.seals import TrustDomain
@@ -95,12 +96,13 @@ class Shipper:
         spans: Sequence[SegmentSpan],
         clock: Clock,
         packing: Packing = AS_IT_IS,
+        loan: Loan = UNLEASED,
         *,
         attended: Fidelity = EXACT,
     ) -> Iterator[tuple[SegmentRef, int]]:
         """Bring spans of a cache into the store; yields each segment and the bytes written.
 
-        ``attended`` is the worst that these positions attended to.
+        ``attended`` is the worst that these positions attended to; ``loan`` leases the segments.
         """
         chosen, layout = packing.plan or self.plan, self.engine.layout
         if not chosen.lossless:
@@ -113,7 +115,7 @@ class Shipper:
             sliced = clock.timed("noise", blur_layers(sliced, packing.noise, seeds))
         encoded = clock.timed("encode", encode_layers(sliced, chosen, layout, attended=attended))
         for sealed in clock.timed("seal", self._seal(encoded, ids, function)):
-            yield self._put(sealed, ids, clock, packing.sender)
+            yield self._put(sealed, ids, clock, packing.sender, loan)
 
     def _seal(
         self, encoded: Iterable[EncodedLayer], ids: Sequence[int], function: str
@@ -133,11 +135,12 @@ class Shipper:
             )
 
     def _put(
-        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock, sender: str
+        self, sealed: SealedSegment, ids: Sequence[int], clock: Clock, sender: str, loan: Loan
     ) -> tuple[SegmentRef, int]:
         with clock.phase("put"):
             require_sealed(self.store, self.domain)
             header = sealed.header
+            loan.lease(self.store, [Key(Kind.SEGMENT, sealed.address)])  # first: it may be there
             written = self.store.put(Key(Kind.SEGMENT, sealed.address), sealed.parts)
             ref = SegmentRef(sealed.address, header.span, header.size_bytes, header.fidelity)
             self.prefixes.add(header.function, ref, ids, sender=sender)
@@ -149,8 +152,11 @@ class Shipper:
         source: Source,
         clock: Clock,
         packing: Packing = AS_IT_IS,
+        loan: Loan = UNLEASED,
     ) -> Shipment:
         """Bring what a source hands off into the store, writing only what is not there yet.
+
+        ``loan`` leases every segment that is listed, before the store is asked for it.
 
         What a lossy codec has changed before is listed again as it lies in the store, or stored
         losslessly: it is not quantized twice.
@@ -167,7 +173,7 @@ class Shipper:
         written = position = 0
         for run in source.runs:
             kept = TokenRun(run.first, max(0, min(run.stop, source.cached) - run.first))
-            for ref, size_bytes in self.ship_run(source, kept, clock, packing, state=True):
+            for ref, size_bytes in self.ship_run(source, kept, clock, packing, loan, state=True):
                 to = position + ref.run.first - kept.first
                 refs.append(placed_ref(ref, to, in_place=position == kept.first))
                 written += size_bytes
@@ -181,6 +187,7 @@ class Shipper:
         run: TokenRun,
         clock: Clock,
         packing: Packing = AS_IT_IS,
+        loan: Loan = UNLEASED,
         *,
         state: bool = False,
     ) -> Iterator[tuple[SegmentRef, int]]:
@@ -192,7 +199,11 @@ class Shipper:
 
         def usable(ref: SegmentRef) -> bool:
             wanted = plan is None or ref.fidelity.codec == plan.fidelity.codec
-            return wanted and not noisy and self.store.exists(Key(Kind.SEGMENT, ref.address))
+            if not wanted or noisy:
+                return False
+            key = Key(Kind.SEGMENT, ref.address)
+            loan.lease(self.store, [key])
+            return in_use(self.store, key)
 
         full = self.engine.layout.full_layers
         found = pieces(source, run, self.segment_tokens, usable) if full else iter(())
@@ -201,10 +212,10 @@ class Shipper:
                 yield held, 0
                 continue
             spans = [SegmentSpan(piece.span.first, piece.span.count) for piece in todo]
-            yield from self._ship_spans(source, spans, clock, packing)
+            yield from self._ship_spans(source, spans, clock, packing, loan)
         if state and self.engine.layout.window_layers and run.count:
             spans = [SegmentSpan(0, run.stop, SegmentKind.WINDOW)]
-            yield from self._ship_spans(source, spans, clock, packing)
+            yield from self._ship_spans(source, spans, clock, packing, loan)
 
     def _ship_spans(
         self,
@@ -212,6 +223,7 @@ class Shipper:
         spans: Iterable[SegmentSpan],
         clock: Clock,
         packing: Packing,
+        loan: Loan,
     ) -> Iterator[tuple[SegmentRef, int]]:
         """New segments; what has been quantized before is stored losslessly."""
         for (again, attended), alike in groupby(spans, key=source.terms):
@@ -226,5 +238,6 @@ class Shipper:
                 list(alike),
                 clock,
                 replace(packing, plan=chosen),
+                loan,
                 attended=known,
             )

@@ -51,6 +51,8 @@ class LedgerKeeper:
         Is told, once per outage, why records wait, and of every record that was refused.
     read_s
         How long a take waits for the ledger.
+    wait_s
+        How long a change waits for those of others.
     retry_s
         How long a ledger that could not be used is left alone.
     """
@@ -64,10 +66,12 @@ class LedgerKeeper:
         seen: Path | None = None,
         complain: Complain = lambda error: None,
         read_s: float = READ_S,
+        wait_s: float = OPEN_S,
         retry_s: float = RETRY_S,
     ) -> None:
         self.url, self.domain, self.folder, self._seen_in = url, domain, folder, seen
-        self._complain, self._read_s, self._retry_s = complain, read_s, retry_s
+        self._complain, self._retry_s = complain, retry_s
+        self._read_s, self._wait_s = read_s, wait_s
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder: Recorder | None = None
         self._ledger: Ledger | None = None
@@ -250,7 +254,7 @@ class LedgerKeeper:
         LedgerError
             The ledger cannot be used now; nothing was changed.
         """
-        self.flush(OPEN_S)
+        self.flush(self._wait_s)
         seen = self._marks()
         before = None if seen is None else seen.so_far()
         head = self._opened().move(ref, baton, expected=expected)
@@ -291,7 +295,7 @@ class LedgerKeeper:
     def _new(self) -> Ledger:
         from kvbaton.lineage.ledger import Ledger  # heavy, and seldom needed at once
 
-        return Ledger(self.url, self.domain)
+        return Ledger(self.url, self.domain, wait_s=self._wait_s)
 
     def _marks(self) -> Seen | None:
         if self._seen is None and self._seen_in is not None:

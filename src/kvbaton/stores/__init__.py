@@ -27,6 +27,7 @@ from kvbaton.stores.base import (
     byte_views,
     check_range,
     claim_by_put,
+    read_whole,
 )
 from kvbaton.stores.leases import Debris, Lease, LeaseInfo, LeaseState, Removal
 from kvbaton.stores.urls import StoreURL, parse_size
@@ -58,6 +59,7 @@ __all__ = [
     "claim_by_put",
     "open_store",
     "parse_size",
+    "read_whole",
     "register_store",
     "store_schemes",
 ]

@@ -166,11 +166,18 @@ class DirectoryStore(Store):
 
     def open(self, key: Key) -> Reader:
         """See :meth:`Store.open`; counts as a use.  The reader outlives a deletion."""
+        return self._open(key, use=True)
+
+    def look(self, key: Key) -> Reader:
+        """See :meth:`Store.look`."""
+        return self._open(key, use=False)
+
+    def _open(self, key: Key, *, use: bool) -> Reader:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with translated(f"{key} cannot be opened"):
             with shard(self._root, key) as inside:
                 descriptor = os.open(key.name, flags, dir_fd=inside)
-            return DirectoryReader(key, descriptor)
+            return DirectoryReader(key, descriptor, use=use)
 
     def delete(self, key: Key) -> bool:
         """See :meth:`Store.delete`; open readers keep their bytes."""

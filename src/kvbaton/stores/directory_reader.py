@@ -14,9 +14,12 @@ from kvbaton.stores.directory_files import read_all, store_error
 
 
 class DirectoryReader(Reader):
-    """Holds a descriptor, so the bytes stay readable when the object is deleted or evicted."""
+    """Holds a descriptor, so the bytes stay readable when the object is deleted or evicted.
 
-    def __init__(self, key: Key, descriptor: int) -> None:
+    ``use`` makes the object young.
+    """
+
+    def __init__(self, key: Key, descriptor: int, *, use: bool) -> None:
         self._key = key
         self._descriptor = descriptor
         self._users = 1  # the owner; each read in progress is one more
@@ -27,7 +30,8 @@ class DirectoryReader(Reader):
             if not stat.S_ISREG(status.st_mode):
                 raise StoreError(f"{key}: a foreign file is in its place")
             self.size_bytes = status.st_size
-            _touch(descriptor)
+            if use:
+                _touch(descriptor)
         except BaseException:
             self.close()
             raise

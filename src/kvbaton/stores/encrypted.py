@@ -90,8 +90,15 @@ class EncryptedStore(Store):
         """
         return self.inner.open(key) if key.kind is Kind.SPENT else self._open(key)
 
+    def look(self, key: Key) -> Reader:
+        """See :meth:`Store.look`; raises what ``open`` raises."""
+        inner = self.inner.look(key)
+        return inner if key.kind is Kind.SPENT else self._decrypting(key, inner)
+
     def _open(self, key: Key) -> Reader:
-        inner = self.inner.open(key)
+        return self._decrypting(key, self.inner.open(key))
+
+    def _decrypting(self, key: Key, inner: Reader) -> Reader:
         try:
             return _EncryptedReader(key, inner, self.cipher)
         except BaseException:

@@ -158,6 +158,13 @@ class MemoryStore(Store):
                 raise NotFound(f"{key} is not in the store")
             return _MemoryReader(key, self._shelf.renew(key))
 
+    def look(self, key: Key) -> Reader:
+        """See :meth:`Store.look`."""
+        with self._shelf.lock:
+            if key not in self._shelf.objects:
+                raise NotFound(f"{key} is not in the store")
+            return _MemoryReader(key, self._shelf.objects[key][0])
+
     def delete(self, key: Key) -> bool:
         """See :meth:`Store.delete`; open readers keep their bytes."""
         with self._shelf.lock:

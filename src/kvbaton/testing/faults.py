@@ -225,6 +225,12 @@ class FaultyStore(Store):
         reader = self.inner.open(key)
         return _FaultyReader(self, key, reader, _limit(effects, reader.size_bytes))
 
+    def look(self, key: Key) -> Reader:
+        """See :meth:`Store.look`; an ``open`` like any other."""
+        effects = self.befall(StoreCall("open", key.kind, key))
+        reader = self.inner.look(key)
+        return _FaultyReader(self, key, reader, _limit(effects, reader.size_bytes))
+
     def delete(self, key: Key) -> bool:
         """See :meth:`Store.delete`."""
         self.befall(StoreCall("delete", key.kind, key))

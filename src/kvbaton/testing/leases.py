@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from kvbaton.errors import InputError, StoreError, Unsupported
+from kvbaton.errors import InputError, NotFound, StoreError, Unsupported
 from kvbaton.stores import Key, Kind, LeaseState, Removal, Store, open_store
 from kvbaton.stores.leases import MAX_TTL_S, MIN_TTL_S
 
@@ -213,6 +213,18 @@ class LeaseLaws:
         store.delete(KEYS[2])
         assert store.remove_unused(entries) == [Removal.USED, Removal.USED, Removal.ABSENT]
         assert [store.exists(key) for key in KEYS] == [True, True, False]
+
+    def test_who_only_looks_does_not_use(self, store: Store) -> None:
+        """Looking at an object gives its bytes, and leaves its age as it is."""
+        fill(store)
+        before = [entry.modified_s for entry in store.list(Kind.SEGMENT)]
+        with store.look(KEYS[0]) as reader:
+            assert reader.read(0, reader.size_bytes) == b"segment"
+        if self.leases:
+            assert [entry.modified_s for entry in store.list(Kind.SEGMENT)] == before
+            assert remove(store, *KEYS) == [Removal.DELETED] * 3
+            with pytest.raises(NotFound):
+                store.look(KEYS[0])
 
     def test_who_deletes_does_not_ask(self, store: Store) -> None:
         """An explicit deletion goes through, and the lease goes on."""

@@ -16,6 +16,7 @@ from kvbaton.policy.explaining import explain
 from kvbaton.policy.explanation import ALLOWED, LESSER, NOT_ASKED, REFUSED, Explanation
 from kvbaton.policy.gates import GATES, gate_name
 from kvbaton.policy.rollout import RollOut, RollOutMode, decide_rolled_out
+from kvbaton.policy.shadow import compare_answers
 from kvbaton.testing.questions import plain_question, questions, refused_by_one_gate
 from kvbaton.types import Mode, Outcome, Reason, ReasonCode, Receipt, Route
 
@@ -206,6 +207,33 @@ def test_a_receipt_in_process_is_explained_as_its_json() -> None:
     assert explain(made) == explain(made.to_json())
 
 
+@pytest.mark.parametrize(
+    ("shadow", "said"),
+    [
+        (None, ""),
+        ({"route": "exact", "error": "no memory"}, "exact could not be compared: no memory"),
+        (
+            compare_answers([1, 2], [1, 2], route="exact").to_json(),
+            "exact gave the same 2 tokens",
+        ),
+        (
+            compare_answers(
+                [1, 2, 3], [1, 4], route="compact", text_ttft_s=2.0, shadow_ttft_s=0.25
+            ).to_json(),
+            "compact agreed for the first 1 of 3 tokens; first token after 0.25 s, by text after 2"
+            " s",
+        ),
+    ],
+)
+def test_the_answer_that_nobody_saw_is_compared(shadow: Any, said: str) -> None:
+    """A sentence of the receipt's own comparison, without a token of it."""
+    decision = decide_rolled_out(POLICY, PLAIN, RollOut(RollOutMode.SHADOW))
+    kept = receipt(Route.TEXT, *decision.reasons) | {"decision": decision.to_json()}
+    found = explain(kept | {"shadow": shadow})
+    assert found.compared == said
+    assert (f"shadow: {said}" in found.lines()) is bool(said)
+
+
 # --- receipts from elsewhere --------------------------------------------------------------------
 
 
@@ -226,6 +254,8 @@ def test_a_receipt_in_process_is_explained_as_its_json() -> None:
         ({"seconds": {"ttft": 10**400}}, "$.seconds.ttft"),
         ({"seconds": {"ttft": float("nan")}}, "$.seconds.ttft"),
         ({"decision": 7}, "$.decision"),
+        ({"shadow": "none"}, "$.shadow"),
+        ({"shadow": {"route": "exact"}}, "$.shadow.same_tokens"),
         ({"decision": {}}, "$.decision.decided_by"),
     ],
 )

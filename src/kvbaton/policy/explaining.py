@@ -124,6 +124,7 @@ def _of_receipt(receipt: Mapping[str, Any]) -> Explanation:
         policy=found.policy,
         shadow=found.shadow,
         whole=kept is not None,
+        compared=_compared(receipt.get("shadow")),
     )
 
 
@@ -231,6 +232,26 @@ def _with_actual(
 
 def _rank(route: str) -> int:
     return [one.value for one in Route].index(route)
+
+
+def _compared(shadow: Any) -> str:
+    """What a receipt says of an answer that nobody saw."""
+    if shadow is None:
+        return ""
+    at = "$.shadow"
+    report = _object(shadow, at)
+    route = _text(report, "route", at)
+    if "error" in report:
+        return f"{route} could not be compared: {_text(report, 'error', at)}"
+    times = [report.get(name) for name in ("text_ttft_s", "shadow_ttft_s")]
+    seconds = ""
+    if None not in times:
+        by_text_s, by_cache_s = (_number(report, n, at) for n in ("text_ttft_s", "shadow_ttft_s"))
+        seconds = f"; first token after {by_cache_s:.3g} s, by text after {by_text_s:.3g} s"
+    same, tokens = _number(report, "same_tokens", at), _number(report, "text_tokens", at)
+    if report.get("first_divergence") is None:
+        return f"{route} gave the same {tokens:.0f} tokens{seconds}"
+    return f"{route} agreed for the first {same:.0f} of {tokens:.0f} tokens{seconds}"
 
 
 # --- reading ------------------------------------------------------------------------------------

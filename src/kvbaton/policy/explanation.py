@@ -63,7 +63,8 @@ class Explanation:
     Parameters
     ----------
     id
-        Of the receipt; empty where a decision is explained before anything was taken.
+        Of the receipt or, where ``of`` says so, of the baton; empty where a decision is explained
+        before anything was taken.
     route, chosen
         As receipts spell it, and the route's name; ``chosen`` is empty where nobody noted it.
     outcome
@@ -75,6 +76,8 @@ class Explanation:
         against the whole baton.
     whole
         Whether the receipt had kept its decision, so that nothing had to be inferred.
+    compared
+        A sentence on the answer that nobody saw, where the receipt has one.
     """
 
     id: str
@@ -88,6 +91,8 @@ class Explanation:
     policy: str = ""
     shadow: bool = False
     whole: bool = True
+    compared: str = ""
+    of: str = "receipt"
 
     def to_json(self) -> JSON:
         """A JSON object of all fields."""
@@ -104,12 +109,11 @@ class Explanation:
 
 
 def _drawn(found: Explanation) -> Iterator[str]:
-    named = f" ({found.chosen})" if found.chosen not in {"", found.route} else ""
-    named = "" if found.shadow else named
-    title = f"receipt {found.id}: " if found.id else ""
-    yield f"{title}route {found.route}{named}{f', {found.outcome}' if found.outcome else ''}"
+    yield _title(found)
     if found.shadow:
         yield f"shadow: text answers, {found.chosen} is computed besides and compared"
+    if found.compared:
+        yield f"shadow: {found.compared}"
     width = max((len(line.name) for line in (*found.gates, *found.afterwards)), default=0)
     for heading, lines in (("gates", found.gates), ("afterwards", found.afterwards)):
         if lines:
@@ -117,10 +121,19 @@ def _drawn(found: Explanation) -> Iterator[str]:
         for line in lines:
             decided = "   <- decided" if line.decided else ""
             yield f"  {line.mark} {line.name:<{width}}  {line.sentence}{decided}".rstrip()
-    yield from _drawn_predictions(found.predictions)
+    if found.of == "receipt":
+        yield from _drawn_predictions(found.predictions)
     yield f"decided by: {found.decided_by or 'nothing was against it'}"
     if not found.whole:
         yield "the receipt kept no decision: gates are inferred from its reasons"
+
+
+def _title(found: Explanation) -> str:
+    named = "" if found.shadow or found.chosen in {"", found.route} else f" ({found.chosen})"
+    outcome = f", {found.outcome}" if found.outcome else ""
+    of = f"{found.of} {found.id}: " if found.id else ""
+    limits = "" if found.of == "receipt" else ", as far as it can be told without a receiver"
+    return f"{of}route {found.route}{named}{outcome}{limits}"
 
 
 def _drawn_predictions(predictions: Sequence[PredictedRoute]) -> Iterator[str]:

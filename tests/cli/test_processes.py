@@ -60,7 +60,7 @@ atexit.register(tell)
 @pytest.mark.parametrize(
     "command",
     [["--help"], ["--version"], ["models", "list"], ["list"], ["inspect", "ID", "--text"],
-     ["verify", "ID"], ["verify", "--all"], ["diff", "ID", "ID"], ["rm", "ID"],
+     ["verify", "ID"], ["verify", "--all"], ["diff", "ID", "ID"], ["ps"], ["rm", "ID"],
      ["take", "--model", "no-such", "--baton", "ID"], ["take", "--help"]],
     ids=" ".join,
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_what_needs_no_model_needs_no_torch(
 ) -> None:
     """Help, and every command that does not compute, run without torch and transformers."""
     arguments = [exported.baton if word == "ID" else word for word in command]
-    if command[0] in ("list", "inspect", "verify", "diff", "rm") or "--baton" in command:
+    if command[0] in ("list", "inspect", "verify", "diff", "ps", "rm") or "--baton" in command:
         arguments += ["--store", str(exported.store)]
     code, _, err = finish(child(home, *arguments, code=_SPY))
     assert code == (3 if "no-such" in command else 0), err

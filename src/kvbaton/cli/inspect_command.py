@@ -13,7 +13,15 @@ from rich.console import Console
 from kvbaton.cli import places
 from kvbaton.cli.holdings import open_manifest, open_transcript
 from kvbaton.cli.options import BatonArgument, StoreOption
-from kvbaton.cli.output import JsonFlag, Output, age_text, bytes_text, print_table, visible
+from kvbaton.cli.output import (
+    JsonFlag,
+    Output,
+    age_text,
+    bytes_text,
+    expiry_text,
+    print_table,
+    visible,
+)
 from kvbaton.errors import InputError
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import JSON, Manifest, SegmentRef
@@ -158,7 +166,7 @@ def _show(console: Console, said: JSON) -> None:
         "domain": said["domain"],
         "tokens": f"{said['cached_tokens']} cached, {said['pending_tokens']} pending",
         "signed by": said["signer"],
-        "expires": _expiry(said["expires_ms"]),
+        "expires": expiry_text(said["expires_ms"]),
         "fidelity": f"{fidelity['class']} ({fidelity['codec']})",
         "hops": f"{hops['exact']} exact, {hops['lossy']} lossy",
         "parents": "\n".join(said["parents"]) or "none",
@@ -191,13 +199,6 @@ def _show(console: Console, said: JSON) -> None:
     if "text" in said and "parts" not in said:
         console.print()
         console.print(visible(said["text"]), markup=False)
-
-
-def _expiry(expires_ms: int) -> str:
-    if not expires_ms:
-        return "never"
-    left_s = expires_ms / 1000 - time.time()
-    return f"in {age_text(left_s)}" if left_s > 0 else f"{age_text(-left_s)} ago"
 
 
 def _segment_row(said: JSON) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Annotated, Any, NoReturn
@@ -260,3 +261,11 @@ def age_text(seconds: float) -> str:
         if seconds < limit:
             return f"{max(0, seconds) / size:.0f} {unit}"
     return f"{seconds / 86_400:.0f} d"
+
+
+def expiry_text(expires_ms: int) -> str:
+    """When something expires, from milliseconds since the epoch, 0 for ``never``: ``in 5 min``."""
+    if not expires_ms:
+        return "never"
+    left_s = expires_ms / 1000 - time.time()
+    return f"in {age_text(left_s)}" if left_s > 0 else f"{age_text(-left_s)} ago"

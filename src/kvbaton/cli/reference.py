@@ -23,7 +23,7 @@ _HEAD = """# Command line
 
 Results go to standard output, everything else to standard error: progress of whatever takes over a
 second, receipts, warnings, errors. With `--json`, which every command has, standard output carries
-exactly one JSON object, also when the command fails:
+exactly one JSON object (`ledger watch`: one per event), also when the command fails:
 
 ```json
 {"error": {"code": "unknown-model", "sentence": "...", "at": "", "hint": "...", "exit_code": 3}}
@@ -32,7 +32,8 @@ exactly one JSON object, also when the command fails:
 Where a command takes a `FILE`, `-` is standard input; text is UTF-8. Where none is named, the store
 is the one of the [settings](settings.md). `memory://` stores end with their process, so these
 commands refuse them. Options before the command: `--debug` shows the trace of an error, `--version`
-the version. `list`, `inspect`, `verify`, `diff` and `rm` need neither a model nor torch.
+the version. `list`, `ps`, `inspect`, `verify`, `diff`, `rm` and `ledger` need neither a model nor
+torch.
 
 ```console
 $ ID=$(kvbaton export --model smollm2-135m --context report.txt --store dir:///dev/shm/batons)

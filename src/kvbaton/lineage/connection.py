@@ -120,6 +120,18 @@ class Database:
             )
 
 
+def is_there(url: str) -> bool:
+    """Whether the file of a ledger is there; True for a database that is no file.
+
+    Raises
+    ------
+    InputError
+        The URL names no database that could be used.
+    """
+    path = _file_of(_parsed(url))
+    return path is None or path.exists()
+
+
 def open_alone(url: URL) -> Engine:
     """An engine that keeps no connection, for steps of a migration."""
     return create_engine(url, poolclass=NullPool)

@@ -28,15 +28,23 @@ def require_newest(database: Database) -> None:
     LedgerError
         There are tables, and they are not the ledger's.
     """
-    with database.writing() as connection:
-        found = _version(connection)
-        if found is None:
-            if inspect(connection).get_table_names():
-                raise LedgerError("this is a database of something else", at=database.shown)
-            _upgrade(connection)
-            return
+    found = version_of(database)  # a reader waits for no writer
+    if found is None:
+        found = _made(database)
     if found != VERSION:
         raise _other(found, database)
+
+
+def _made(database: Database) -> str:
+    """Make the tables, unless somebody else was faster; their version."""
+    with database.writing() as connection:
+        found = _version(connection)
+        if found is not None:
+            return found
+        if inspect(connection).get_table_names():
+            raise LedgerError("this is a database of something else", at=database.shown)
+        _upgrade(connection)
+        return VERSION
 
 
 def version_of(database: Database) -> str | None:

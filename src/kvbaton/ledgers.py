@@ -33,7 +33,7 @@ def keeper_of(url: str, domain: str, folder: Path, seen: Path | None = None) -> 
         if key not in _keepers:
             if not _keepers:
                 atexit.register(close_keepers, EXIT_S)
-            _keepers[key] = LedgerKeeper(url, domain, folder_of(url, domain, folder))
+            _keepers[key] = LedgerKeeper(url, domain, folder_of(url, domain, folder), seen=seen)
         return _keepers[key]
 
 

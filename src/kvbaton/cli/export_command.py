@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PHASES = ("export", "encode", "seal", "sign", "put")
 SHAPES = {
-    "export": """{"baton", "store", "tokens", "segments", "bytes_written",
+    "export": """{"baton", "store", "ref", "sequence", "tokens", "segments", "bytes_written",
  "seconds": {"export", "encode", "seal", "sign", "put"}}"""
 }
 """What ``--json`` prints, for the reference."""
@@ -122,6 +122,23 @@ def export(
             "prompt and reasoning.",
         ),
     ] = None,
+    ref: Annotated[
+        str | None,
+        typer.Option(
+            "--ref",
+            metavar="NAME",
+            help="Move this ref to the baton: what builds on the one before it is stale then.",
+        ),
+    ] = None,
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            "--expect",
+            metavar="N",
+            min=0,
+            help="Only if the ref still stands at its N-th baton (0: nowhere yet).",
+        ),
+    ] = None,
     instruction: Annotated[
         str,
         typer.Option("--instruction", metavar="TEXT", help="What the receiver is to do."),
@@ -171,6 +188,8 @@ def export(
             noise=noise,
             expires_s=None if expires is None else duration_s(expires, "--expires"),
             to_domain=to_domain,
+            ref=ref,
+            expect=expect,
             **chosen,
             **asdict(terms),
         )
@@ -197,6 +216,8 @@ def _to_json(baton: Baton) -> JSON:
     return {
         "baton": baton.id,
         "store": baton.store,
+        "ref": manifest.ref or None,
+        "sequence": manifest.sequence if manifest.ref else None,
         "tokens": manifest.cached_tokens + manifest.pending_tokens,
         "segments": len(manifest.segments),
         "bytes_written": baton.bytes_written,

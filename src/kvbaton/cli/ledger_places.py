@@ -13,7 +13,8 @@ import typer
 from kvbaton import settings
 from kvbaton.cli.output import Output
 from kvbaton.errors import LedgerRolledBack, LedgerUnavailable
-from kvbaton.ledgers import folder_of
+from kvbaton.ledgers import folder_of, keeper_of
+from kvbaton.lineage.keeper import LedgerKeeper
 
 if TYPE_CHECKING:
     from kvbaton.lineage.ledger import Ledger
@@ -62,6 +63,17 @@ class LedgerPlace:
         self.require_there()
         return Ledger(self.url, self.domain)
 
+    def keeper(self) -> LedgerKeeper:
+        """The way of this process to the ledger, which notices old copies of it.
+
+        Raises
+        ------
+        LedgerUnavailable
+            It is not there.
+        """
+        self.require_there()
+        return keeper_of(self.url, self.domain, self.folder.parent, self.seen)
+
     def require_there(self) -> None:
         """Refuse a ledger that is not there.
 
@@ -99,6 +111,13 @@ def ledger_place(ledger: str | None, domain: str | None) -> LedgerPlace:
     name = domain or chosen.domain
     folder = folder_of(url, name, chosen.ledger_records)
     return LedgerPlace(url, name, folder, chosen.ledger_seen)
+
+
+def warm_ledger() -> None:
+    """Open the settings' ledger beside other work, if there is one."""
+    chosen = settings.from_environment()
+    if chosen.ledger:
+        keeper_of(chosen.ledger, chosen.domain, chosen.ledger_records, chosen.ledger_seen).warm()
 
 
 @contextmanager

@@ -12,11 +12,13 @@ from kvbaton import settings
 from kvbaton.cli import places
 from kvbaton.cli.holdings import open_manifest
 from kvbaton.cli.inputs import once_from_stdin, read_messages, read_text
+from kvbaton.cli.ledger_places import ledger_place, warm_ledger
 from kvbaton.cli.loading import load_engine
 from kvbaton.cli.options import Dtype, DtypeOption, ModelOption, StoreOption, SystemOption
 from kvbaton.cli.output import JsonFlag, Output, bytes_text, print_table, visible
 from kvbaton.errors import EmptyInput, InputError
 from kvbaton.policy.fitting import FitStrategy
+from kvbaton.policy.rules import StaleRule
 from kvbaton.types import JSON, BatonRef, Importance, Mode, Reason, Receipt
 
 if TYPE_CHECKING:
@@ -33,7 +35,11 @@ SHAPES = {
   "seconds": {"get", "filter"?, "verify", "decode", "probe"?, "align", "attach", "first_forward",
    "ttft", "shown", "total"},
   "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
-  "freshness", "first_divergence", "finish", "labels", "created_ms"}}"""
+  "freshness": {"standing", "ref"?, "ref_sequence"?, "head_sequence"?, "as_of"?, "why"?,
+   "after"?: {"standing", "as_of", "why"}},
+  "decision": {"policy", "route", "chosen", "shadow", "decided_by", "reasons", "gates",
+   "predictions"} | null, "shadow": {} | null, "first_divergence", "finish", "labels",
+  "created_ms"}}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -46,13 +52,19 @@ def register(app: typer.Typer) -> None:
 def take(
     model: ModelOption,
     baton: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--baton",
             metavar="ID",
             help="The baton's id; given several times, slices are joined in that order.",
         ),
-    ],
+    ] = None,
+    ref: Annotated[
+        str | None,
+        typer.Option(
+            "--ref", metavar="NAME", help="In place of an id: the baton that this ref stands for."
+        ),
+    ] = None,
     store: StoreOption = None,
     instruction: Annotated[
         str,
@@ -133,6 +145,27 @@ def take(
             "given once for each baton.",
         ),
     ] = None,
+    stale: Annotated[
+        StaleRule | None,
+        typer.Option(
+            "--stale",
+            metavar="HOW",
+            help="Where the baton's context is no longer the current one: label (go on and say "
+            "so), fetch (take the newer), or refuse; label, unless the policy is stricter.",
+        ),
+    ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag", metavar="TAG", help="Of the task, for the policy's rules; may be repeated."
+        ),
+    ] = None,
+    conversation: Annotated[
+        str | None,
+        typer.Option(
+            "--conversation", metavar="ID", help="What roll-outs assign by; stands in the receipt."
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail instead of answering without the baton's cache.")
     ] = False,
@@ -156,10 +189,12 @@ def take(
         raise InputError(f"--deadline-s must be a positive number of seconds, not {limit_s:g}")
     if instruction and not instruction.strip():
         raise EmptyInput("the instruction is blank")
+    batons = _named(baton, ref)
     opened = places.open_to_take(store)
     if own is None:  # nothing else to answer: say so before the model is loaded
-        for one in baton:
+        for one in batons:
             open_manifest(opened, places.trust_domain(), one)
+    warm_ledger()  # while the model is loaded, so that the take need not wait for it
     engine = load_engine(output, model, dtype=dtype.value)
     from kvbaton.agent import DEFAULT_REPAIR
     from kvbaton.api import Agent
@@ -175,7 +210,7 @@ def take(
     )
     with _Answer(output, f"taking the baton with {model}") as answer:
         turn = agent.take(
-            *(BatonRef(one, opened.url) for one in baton),
+            *(BatonRef(one, opened.url) for one in batons),
             instruction=instruction,
             messages=own,
             mode=mode,
@@ -183,12 +218,33 @@ def take(
             strict=strict,
             importance=importance,
             ticket=ticket,
+            stale=stale,
+            tags=tag or (),
+            labels={} if conversation is None else {"conversation": conversation},
             overflow=overflow,
             repair=DEFAULT_REPAIR if repair is None else repair,
             max_new_tokens=max_new_tokens,
             on_text=answer.piece,
         )
     output.result(_to_json(turn), lambda console: _show(output, turn.receipt))
+
+
+def _named(baton: list[str] | None, ref: str | None) -> list[str]:
+    """Ids of the batons that are to be taken.
+
+    Raises
+    ------
+    InputError
+        Neither ids nor a ref are named, or both.
+    UnknownRef, LedgerError
+        Nobody knows where the ref stands.
+    """
+    if baton and ref is None:
+        return baton
+    if baton or ref is None:
+        raise InputError("name batons or a ref, and not both", hint="--baton ID, or --ref NAME")
+    place = ledger_place(None, None)
+    return [place.keeper().head(ref)[0].baton]
 
 
 class _Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.stores.base import Entry, Reader
@@ -17,7 +18,7 @@ class ThrottledStore(Store):
     inner
         Where the objects are.
     bytes_per_s
-        Speed of the line; readers of one store share it one after the other.
+        Speed of the line; all readers and writers of one store share it, one after the other.
     wait
         Waits for so many seconds.
     """
@@ -26,16 +27,17 @@ class ThrottledStore(Store):
         self, inner: Store, bytes_per_s: float, *, wait: Callable[[float], None] = time.sleep
     ) -> None:
         self.inner, self.url = inner, inner.url
-        self._bytes_per_s, self._wait = bytes_per_s, wait
-        self._owed_s = 0.0
+        self.bytes_per_s, self._wait = bytes_per_s, wait
+        self._owed_s, self._line = 0.0, Lock()
 
     def moved(self, size_bytes: int) -> None:
         """Wait as long as so many bytes take; short waits are gathered, for clocks are coarse."""
-        self._owed_s += size_bytes / self._bytes_per_s
-        if self._owed_s > 1e-3:
-            started = time.perf_counter()
-            self._wait(self._owed_s)
-            self._owed_s -= max(self._owed_s, time.perf_counter() - started)
+        with self._line:
+            self._owed_s += size_bytes / self.bytes_per_s
+            if self._owed_s > 1e-3:
+                started = time.perf_counter()
+                self._wait(self._owed_s)
+                self._owed_s -= max(self._owed_s, time.perf_counter() - started)
 
     def put(self, key: Key, parts: Sequence[memoryview | bytes]) -> int:
         """See :meth:`Store.put`."""

@@ -1,0 +1,403 @@
+"""Calibration: real takes by every route at a few lengths, in under a minute.
+
+What is timed are takes of an agent, not instruments of their own: the phases in their receipts are
+what later takes will cost.  The rounds go through all lengths and profiles in turn, so that
+whatever else the machine does hits all of them alike; medians count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from kvbaton.agent import Agent
+from kvbaton.bench.store_speed import measure_store
+from kvbaton.bench.texts import fitted, real_texts
+from kvbaton.codecs.plan import CodecPlan
+from kvbaton.errors import InputError, Unsupported
+from kvbaton.policy.costs import CacheTake, cache_phases, text_s
+from kvbaton.policy.fits import Point, line_of, spread_of
+from kvbaton.policy.hosts import host_id
+from kvbaton.policy.speeds import (
+    EXACT_CODEC,
+    CodecSpeed,
+    Knot,
+    Line,
+    Speeds,
+    StoreSpeed,
+    rising,
+    store_name,
+)
+from kvbaton.relay import Checks, Relay
+from kvbaton.seals import TrustDomain
+from kvbaton.stores import MemoryStore, Store
+from kvbaton.types import Baton, Receipt, Route, TokenRun
+from kvbaton.warming import chains_of, warm_soon
+from kvbaton.wire.digests import DomainKeys
+
+TEXT_TOKENS = (96, 192, 384, 768, 1536, 2560)
+TAKE_TOKENS = (192, 768, 1536)
+FEW_TOKENS = (4, 16, 32, 64)
+"""Tokens of short passes from nothing, which is what a receiver adds behind a cache."""
+ROUNDS, BUDGET_S = 7, 48.0
+
+_PATIENCE_S = 3600.0
+_INSTRUCTION = "Say in one sentence what the text above is about."
+_LONG = " ".join([_INSTRUCTION] * 8)
+_ANSWER = 6
+"""Tokens of an answer, beyond the first, that are timed."""
+_SHARES = (0.05, 0.15)
+"""Shares of a cache that are computed again to find what that costs."""
+_ROOM_TOKENS = 256
+"""Left for the instruction and the template."""
+_MEMORY = "memory://"
+"""The store that the takes go through."""
+
+DOMAIN = TrustDomain("calibration", DomainKeys(bytes(range(32))))
+"""Of what is handed off here: it is taken once more, and forgotten."""
+
+RelayOf = Callable[[str, Store], Relay]
+"""Name of a profile and a store -> a relay that encodes by the profile."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """What is measured.
+
+    Parameters
+    ----------
+    profiles
+        Codec profiles, ``exact`` among them.
+    text_tokens, take_tokens
+        Lengths of contexts that are read as text, and of those taken by cache; lengths beyond
+        the model's window are left out.
+    rounds
+        Timed rounds through all of them, fewer where the budget ends before.
+    budget_s
+        Seconds after which no further round begins; two are made whatever they take.
+
+    Raises
+    ------
+    InputError
+        There is nothing to measure.
+    """
+
+    profiles: tuple[str, ...] = (EXACT_CODEC,)
+    text_tokens: tuple[int, ...] = TEXT_TOKENS
+    take_tokens: tuple[int, ...] = TAKE_TOKENS
+    rounds: int = ROUNDS
+    budget_s: float = BUDGET_S
+
+    def __post_init__(self) -> None:
+        if EXACT_CODEC not in self.profiles:
+            raise InputError("the profile exact is always measured", at="$.profiles")
+        if not self.text_tokens or not self.take_tokens or self.rounds < 2:
+            raise InputError("there is nothing to measure: give lengths, and two rounds or more")
+        if min(*self.text_tokens, *self.take_tokens) < 16:
+            raise InputError("contexts have 16 tokens or more", at="$.text_tokens")
+
+
+@dataclass
+class _Samples:
+    """What the rounds bring: receipts of takes, seconds of short passes."""
+
+    text: list[Receipt] = field(default_factory=list)
+    cache: list[tuple[str, Baton, Receipt]] = field(default_factory=list)
+    few: list[Point] = field(default_factory=list)
+    encode: dict[str, list[Point]] = field(default_factory=dict)
+    align: list[Point] = field(default_factory=list)
+    again: list[Point] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+
+
+def calibrate(
+    engine: Any, store: Store, relay_of: RelayOf, plan: CalibrationPlan, say: Say
+) -> Speeds:
+    """Measure every route on this machine, and one store.
+
+    Parameters
+    ----------
+    engine
+        The receiver's model: a transformers engine.
+    store
+        The store whose speed is measured; a few megabytes are put there and removed again.
+    relay_of
+        Makes the relays; the takes themselves go through memory.
+    say
+        Is told what is being measured.
+
+    Raises
+    ------
+    StoreError
+        The store cannot be written or read.
+    WindowExceeded
+        The model's window is too short for any of the lengths.
+    """
+    say("the store")
+    speed = measure_store(store)
+    bench = _Bench(engine, relay_of, plan, say)
+    samples = bench.run()
+    measured = _speeds(engine, samples, bench.memory_speed, bench.token_bytes())
+    return replace(measured, stores={store_name(store.url): speed})
+
+
+class _Bench:
+    """Contexts that were handed off once, and are taken again and again."""
+
+    def __init__(self, engine: Any, relay_of: RelayOf, plan: CalibrationPlan, say: Say) -> None:
+        self._engine, self._plan, self._say = engine, plan, say
+        self._began = time.perf_counter()
+        self._store = MemoryStore()
+        self.memory_speed = measure_store(self._store, patience_s=0.1)
+        self._relays = {name: relay_of(name, self._store) for name in plan.profiles}
+        self._samples = _Samples()
+        self._batons: dict[tuple[str, int], Baton] = {}
+        self._receiver = Agent(
+            "calibration", engine, self._relays[EXACT_CODEC], stream=False, deadline_s=_PATIENCE_S
+        )
+
+    def run(self) -> _Samples:
+        """All rounds; the first one only warms up."""
+        self._compile()
+        self._began = time.perf_counter()
+        self._prepare()
+        for number in range(self._plan.rounds + 1):
+            started = time.perf_counter()
+            self._say(f"round {number} of {self._plan.rounds}" if number else "warming up")
+            if number == 1:
+                self._samples = _Samples(encode=self._samples.encode)
+            self._round(every=number % 2 == 1)
+            now = time.perf_counter()
+            if number >= 2 and (now - self._began) + (now - started) > self._plan.budget_s:
+                break
+        return self._samples
+
+    def token_bytes(self) -> dict[str, float]:
+        """Stored bytes per token, by profile, of the longest context."""
+        found = {}
+        for (name, _), baton in sorted(self._batons.items(), key=lambda one: one[0][1]):
+            size = sum(ref.size_bytes for ref in baton.manifest.segments)
+            found[name] = size / baton.manifest.cached_tokens
+        return found
+
+    def _compile(self) -> None:
+        """Have all kernels ready, and everything touched once, before anything is timed."""
+        turn = self._agent(EXACT_CODEC).prefill(_INSTRUCTION)
+        for name, relay in self._relays.items():
+            if not relay.plan.lossless:
+                self._say(f"compiling {name}, once on this machine")
+                thread = warm_soon(chains_of(relay.plan), self._engine.layout.dtype)
+                if thread is not None:
+                    thread.join()
+            self._take(self._agent(name).hand_off(turn, plan=relay.plan), _INSTRUCTION)
+
+    def _agent(self, profile: str) -> Agent:
+        relay = self._relays[profile]
+        return Agent("calibration", self._engine, relay, stream=False, deadline_s=_PATIENCE_S)
+
+    def _prepare(self) -> None:
+        """Hand every context off, shortest first, until a part of the budget is used up."""
+        text = "\n\n".join(one.text for one in real_texts())
+        taken = self._fitting(self._plan.take_tokens)
+        for tokens in sorted({*self._fitting(self._plan.text_tokens), *taken}):
+            spent_s = time.perf_counter() - self._began
+            if len(self._batons) > len(self._relays) and spent_s > self._plan.budget_s / 6:
+                break
+            self._say(f"a context of {tokens} tokens")
+            turn = self._agent(EXACT_CODEC).prefill(fitted(text, tokens, self._count))
+            for name in self._relays if tokens in taken else (EXACT_CODEC,):
+                baton = self._agent(name).hand_off(turn, plan=self._relays[name].plan)
+                self._batons[name, tokens] = baton
+                points = self._samples.encode.setdefault(name, [])
+                points.append((baton.manifest.cached_tokens, baton.seconds.get("encode", 0.0)))
+
+    def _fitting(self, lengths: Sequence[int]) -> list[int]:
+        """Lengths that the window holds with an instruction; the shortest is tried anyway."""
+        limit = self._engine.max_tokens - _ROOM_TOKENS
+        return [one for one in sorted(lengths) if one <= limit] or [min(lengths)]
+
+    def _count(self, text: str) -> int:
+        return len(self._engine.chat.render([{"role": "user", "content": text}]).ids)
+
+    def _round(self, *, every: bool) -> None:
+        """One take of everything, and short passes from nothing; the longest context is not read
+        in every round, for that takes as long as all the rest."""
+        samples, longest = self._samples, max(tokens for _, tokens in self._batons)
+        for (name, tokens), baton in self._batons.items():
+            read = tokens in self._plan.text_tokens and (every or tokens < longest)
+            if name == EXACT_CODEC and read:
+                samples.text.append(self._take(baton, _INSTRUCTION, route=Route.TEXT))
+            if tokens in self._plan.take_tokens:
+                samples.cache.append((name, baton, self._take(baton, _INSTRUCTION)))
+        whole = self._batons[EXACT_CODEC, longest]
+        samples.cache.append((EXACT_CODEC, whole, self._take(whole, _LONG)))
+        self._answer()
+        self._passes(whole)
+
+    def _take(self, baton: Baton, instruction: str, **options: Any) -> Receipt:
+        """A take by reference, as a receiver elsewhere would do it."""
+        options = {"max_new_tokens": 1, "ignore_eos": True} | options
+        turn = self._receiver.take(baton.ref, instruction, **options)
+        self._receiver.forget()
+        return turn.receipt
+
+    def _answer(self) -> None:
+        """What a token of an answer takes."""
+        shortest = self._batons[min(self._batons, key=lambda one: (one[1], one[0] != EXACT_CODEC))]
+        seconds = self._take(shortest, _INSTRUCTION, max_new_tokens=_ANSWER + 1).seconds
+        self._samples.token_s.append((seconds["total"] - seconds["ttft"]) / _ANSWER)
+
+    def _passes(self, baton: Baton) -> None:
+        """Short passes from nothing; keys that are turned, and rows that are computed again."""
+        engine, ids = self._engine, baton.transcript.ids
+        for count in (one for one in FEW_TOKENS if one < len(ids)):
+            cache = engine.new_cache(count + 1)
+            started = time.perf_counter()
+            engine.forward(cache, ids[:count])
+            engine.wait_for_device()
+            self._samples.few.append((count, time.perf_counter() - started))
+        self._slices(baton)
+
+    def _slices(self, baton: Baton) -> None:
+        """What slices cost besides, on models whose caches can be moved."""
+        relay, engine = self._relays[EXACT_CODEC], self._engine
+        cached = baton.manifest.cached_tokens
+        if relay.slice_refusal(baton, cached + 1):
+            return
+        runs = [TokenRun(1, cached - 1)]
+        taken = relay.hang(baton, runs, at=0, prompt_tokens=cached + 1, deadline_s=_PATIENCE_S)
+        if taken.cache is None:
+            return
+        self._samples.align.append((taken.reused, taken.seconds.get("align", 0.0)))
+        for rows in (range(1, 1 + max(1, round(share * taken.reused))) for share in _SHARES):
+            started = time.perf_counter()
+            try:
+                engine.recompute(taken.cache, baton.transcript.ids[1:cached], rows)
+            except Unsupported:
+                return
+            engine.wait_for_device()
+            self._samples.again.append((len(rows), time.perf_counter() - started))
+
+
+def plain_relays(
+    engine: Any,
+    plan_of: Callable[[str], CodecPlan | None],
+    calibrations: Callable[[str], frozenset[str]],
+    checks: Checks,
+) -> RelayOf:
+    """Relays of a domain of their own, on which nothing decides but the gates.
+
+    Parameters
+    ----------
+    plan_of
+        The codec plan of a profile; None for ``exact``.
+    calibrations, checks
+        As for ``Relay``.
+    """
+
+    def relay_of(profile: str, store: Store) -> Relay:
+        return Relay(
+            engine, store, DOMAIN, plan=plan_of(profile), calibrations=calibrations,
+            max_lossy_hops=None, checks=checks,
+        )  # fmt: skip
+
+    return relay_of
+
+
+# --- from samples to speeds --------------------------------------------------------------------
+
+
+def _speeds(
+    engine: Any, samples: _Samples, memory: StoreSpeed, sizes: Mapping[str, float]
+) -> Speeds:
+    """Lines through the samples, and how far the samples lie from what they predict."""
+    layers = len(engine.layout.layers)
+    texts = samples.text
+    prefill = _knots(samples)
+    asked = line_of((one.context_tokens, one.seconds.get("get", 0.0)) for one in texts)
+    speeds = Speeds(
+        host=host_id(),
+        function=engine.function.digest,
+        model=engine.name,
+        created_s=int(time.time()),
+        layers=layers,
+        token_bytes=engine.layout.cache_bytes(1),
+        prefill=prefill,
+        generate_s=median(samples.token_s),
+        overhead=line_of((one.context_tokens, _overhead_s(one)) for one in texts),
+        verify=_phase(samples, "verify", lambda baton, receipt: receipt.bytes_moved),
+        probe=_phase(samples, "probe", lambda baton, receipt: receipt.reused_tokens),
+        attach=_phase(samples, "attach", lambda baton, receipt: receipt.reused_tokens),
+        align=line_of(samples.align),
+        recompute=line_of(samples.again),
+        codecs={name: _codec(samples, name, size) for name, size in sizes.items()},
+        stores={_MEMORY: memory},
+    )
+    # the manifest is read in the phase of the segments, but is part of what every route costs
+    opening = []
+    for _, baton, one in samples.cache:
+        segments = len(baton.manifest.segments)
+        line_s = memory.get_s(one.bytes_moved, objects=segments, reads=segments * layers)
+        found_s = one.seconds.get("get", 0.0) - asked.seconds(one.context_tokens) - line_s
+        opening.append((float(segments), max(0.0, found_s)))
+    past = line_of(_behind(samples, speeds))
+    speeds = replace(speeds, opening=line_of(opening), past_s=past.fixed_s, pair_s=past.unit_s)
+    return _with_spreads(speeds, samples)
+
+
+def _knots(samples: _Samples) -> tuple[Knot, ...]:
+    """Prefill by length: short passes, and what takes by text took."""
+    found: dict[int, list[float]] = {}
+    for tokens, seconds in samples.few:
+        found.setdefault(int(tokens), []).append(seconds)
+    for one in samples.text:
+        found.setdefault(one.context_tokens, []).append(one.seconds["first_forward"])
+    return rising([Knot(tokens, median(times)) for tokens, times in sorted(found.items())])
+
+
+def _overhead_s(receipt: Receipt) -> float:
+    """What a take by text took besides its prefill."""
+    return receipt.seconds["ttft"] - receipt.seconds["first_forward"]
+
+
+def _phase(samples: _Samples, name: str, units: Callable[[Baton, Receipt], float]) -> Line:
+    return line_of(
+        (float(units(baton, one)), one.seconds.get(name, 0.0)) for _, baton, one in samples.cache
+    )
+
+
+def _codec(samples: _Samples, name: str, token_bytes: float) -> CodecSpeed:
+    decode = [
+        (float(one.reused_tokens), one.seconds.get("decode", 0.0))
+        for codec, _, one in samples.cache
+        if codec == name
+    ]
+    return CodecSpeed(line_of(samples.encode[name]), line_of(decode), token_bytes)
+
+
+def _behind(samples: _Samples, speeds: Speeds) -> Iterator[Point]:
+    """New tokens of passes behind a cache, and seconds more for each token in it."""
+    for _, _, one in samples.cache:
+        new = one.context_tokens - one.reused_tokens
+        more_s = one.seconds["first_forward"] - speeds.prefill_s(new)
+        yield float(new), max(more_s, 0.0) / one.reused_tokens
+
+
+def _with_spreads(speeds: Speeds, samples: _Samples) -> Speeds:
+    """How far the times that were measured lie from what is predicted of them."""
+    text = [one.seconds["ttft"] / text_s(speeds, one.context_tokens) for one in samples.text]
+    cache = []
+    for name, baton, one in samples.cache:
+        refs = baton.manifest.segments
+        take = CacheTake(
+            one.context_tokens, one.reused_tokens, one.reused_tokens, one.bytes_moved, len(refs),
+            name,
+        )  # fmt: skip
+        phases = cache_phases(speeds, take, speeds.stores[_MEMORY])
+        if phases is not None:
+            cache.append(one.seconds["ttft"] / (phases.get_s + phases.host_s))
+    return replace(speeds, text_spread=spread_of(text), cache_spread=spread_of(cache))

@@ -8,29 +8,17 @@ whatever else the machine does hits all of them alike; medians count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbaton.agent import Agent
+from kvbaton.bench.speed_samples import Samples, speeds_from
 from kvbaton.bench.store_speed import measure_store
 from kvbaton.bench.texts import fitted, real_texts
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.errors import InputError, Unsupported
-from kvbaton.policy.costs import CacheTake, cache_phases, text_s
-from kvbaton.policy.fits import Point, line_of, spread_of
-from kvbaton.policy.hosts import host_id
-from kvbaton.policy.speeds import (
-    EXACT_CODEC,
-    CodecSpeed,
-    Knot,
-    Line,
-    Speeds,
-    StoreSpeed,
-    rising,
-    store_name,
-)
+from kvbaton.policy.speeds import EXACT_CODEC, Speeds, store_name
 from kvbaton.relay import Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import MemoryStore, Store
@@ -53,8 +41,6 @@ _SHARES = (0.05, 0.15)
 """Shares of a cache that are computed again to find what that costs."""
 _ROOM_TOKENS = 256
 """Left for the instruction and the template."""
-_MEMORY = "memory://"
-"""The store that the takes go through."""
 
 DOMAIN = TrustDomain("calibration", DomainKeys(bytes(range(32))))
 """Of what is handed off here: it is taken once more, and forgotten."""
@@ -101,19 +87,6 @@ class CalibrationPlan:
             raise InputError("contexts have 16 tokens or more", at="$.text_tokens")
 
 
-@dataclass
-class _Samples:
-    """What the rounds bring: receipts of takes, seconds of short passes."""
-
-    text: list[Receipt] = field(default_factory=list)
-    cache: list[tuple[str, Baton, Receipt]] = field(default_factory=list)
-    few: list[Point] = field(default_factory=list)
-    encode: dict[str, list[Point]] = field(default_factory=dict)
-    align: list[Point] = field(default_factory=list)
-    again: list[Point] = field(default_factory=list)
-    token_s: list[float] = field(default_factory=list)
-
-
 def calibrate(
     engine: Any, store: Store, relay_of: RelayOf, plan: CalibrationPlan, say: Say
 ) -> Speeds:
@@ -141,7 +114,7 @@ def calibrate(
     speed = measure_store(store)
     bench = _Bench(engine, relay_of, plan, say)
     samples = bench.run()
-    measured = _speeds(engine, samples, bench.memory_speed, bench.token_bytes())
+    measured = speeds_from(engine, samples, bench.memory_speed, bench.token_bytes())
     return replace(measured, stores={store_name(store.url): speed})
 
 
@@ -154,13 +127,13 @@ class _Bench:
         self._store = MemoryStore()
         self.memory_speed = measure_store(self._store, patience_s=0.1)
         self._relays = {name: relay_of(name, self._store) for name in plan.profiles}
-        self._samples = _Samples()
+        self._samples = Samples()
         self._batons: dict[tuple[str, int], Baton] = {}
         self._receiver = Agent(
             "calibration", engine, self._relays[EXACT_CODEC], stream=False, deadline_s=_PATIENCE_S
         )
 
-    def run(self) -> _Samples:
+    def run(self) -> Samples:
         """All rounds; the first one only warms up."""
         self._compile()
         self._began = time.perf_counter()
@@ -169,7 +142,7 @@ class _Bench:
             started = time.perf_counter()
             self._say(f"round {number} of {self._plan.rounds}" if number else "warming up")
             if number == 1:
-                self._samples = _Samples(encode=self._samples.encode)
+                self._samples = Samples(encode=self._samples.encode)
             self._round(every=number % 2 == 1)
             now = time.perf_counter()
             if number >= 2 and (now - self._began) + (now - started) > self._plan.budget_s:
@@ -306,98 +279,3 @@ def plain_relays(
         )  # fmt: skip
 
     return relay_of
-
-
-# --- from samples to speeds --------------------------------------------------------------------
-
-
-def _speeds(
-    engine: Any, samples: _Samples, memory: StoreSpeed, sizes: Mapping[str, float]
-) -> Speeds:
-    """Lines through the samples, and how far the samples lie from what they predict."""
-    layers = len(engine.layout.layers)
-    texts = samples.text
-    prefill = _knots(samples)
-    asked = line_of((one.context_tokens, one.seconds.get("get", 0.0)) for one in texts)
-    speeds = Speeds(
-        host=host_id(),
-        function=engine.function.digest,
-        model=engine.name,
-        created_s=int(time.time()),
-        layers=layers,
-        token_bytes=engine.layout.cache_bytes(1),
-        prefill=prefill,
-        generate_s=median(samples.token_s),
-        overhead=line_of((one.context_tokens, _overhead_s(one)) for one in texts),
-        verify=_phase(samples, "verify", lambda baton, receipt: receipt.bytes_moved),
-        probe=_phase(samples, "probe", lambda baton, receipt: receipt.reused_tokens),
-        attach=_phase(samples, "attach", lambda baton, receipt: receipt.reused_tokens),
-        align=line_of(samples.align),
-        recompute=line_of(samples.again),
-        codecs={name: _codec(samples, name, size) for name, size in sizes.items()},
-        stores={_MEMORY: memory},
-    )
-    # the manifest is read in the phase of the segments, but is part of what every route costs
-    opening = []
-    for _, baton, one in samples.cache:
-        segments = len(baton.manifest.segments)
-        line_s = memory.get_s(one.bytes_moved, objects=segments, reads=segments * layers)
-        found_s = one.seconds.get("get", 0.0) - asked.seconds(one.context_tokens) - line_s
-        opening.append((float(segments), max(0.0, found_s)))
-    past = line_of(_behind(samples, speeds))
-    speeds = replace(speeds, opening=line_of(opening), past_s=past.fixed_s, pair_s=past.unit_s)
-    return _with_spreads(speeds, samples)
-
-
-def _knots(samples: _Samples) -> tuple[Knot, ...]:
-    """Prefill by length: short passes, and what takes by text took."""
-    found: dict[int, list[float]] = {}
-    for tokens, seconds in samples.few:
-        found.setdefault(int(tokens), []).append(seconds)
-    for one in samples.text:
-        found.setdefault(one.context_tokens, []).append(one.seconds["first_forward"])
-    return rising([Knot(tokens, median(times)) for tokens, times in sorted(found.items())])
-
-
-def _overhead_s(receipt: Receipt) -> float:
-    """What a take by text took besides its prefill."""
-    return receipt.seconds["ttft"] - receipt.seconds["first_forward"]
-
-
-def _phase(samples: _Samples, name: str, units: Callable[[Baton, Receipt], float]) -> Line:
-    return line_of(
-        (float(units(baton, one)), one.seconds.get(name, 0.0)) for _, baton, one in samples.cache
-    )
-
-
-def _codec(samples: _Samples, name: str, token_bytes: float) -> CodecSpeed:
-    decode = [
-        (float(one.reused_tokens), one.seconds.get("decode", 0.0))
-        for codec, _, one in samples.cache
-        if codec == name
-    ]
-    return CodecSpeed(line_of(samples.encode[name]), line_of(decode), token_bytes)
-
-
-def _behind(samples: _Samples, speeds: Speeds) -> Iterator[Point]:
-    """New tokens of passes behind a cache, and seconds more for each token in it."""
-    for _, _, one in samples.cache:
-        new = one.context_tokens - one.reused_tokens
-        more_s = one.seconds["first_forward"] - speeds.prefill_s(new)
-        yield float(new), max(more_s, 0.0) / one.reused_tokens
-
-
-def _with_spreads(speeds: Speeds, samples: _Samples) -> Speeds:
-    """How far the times that were measured lie from what is predicted of them."""
-    text = [one.seconds["ttft"] / text_s(speeds, one.context_tokens) for one in samples.text]
-    cache = []
-    for name, baton, one in samples.cache:
-        refs = baton.manifest.segments
-        take = CacheTake(
-            one.context_tokens, one.reused_tokens, one.reused_tokens, one.bytes_moved, len(refs),
-            name,
-        )  # fmt: skip
-        phases = cache_phases(speeds, take, speeds.stores[_MEMORY])
-        if phases is not None:
-            cache.append(one.seconds["ttft"] / (phases.get_s + phases.host_s))
-    return replace(speeds, text_spread=spread_of(text), cache_spread=spread_of(cache))

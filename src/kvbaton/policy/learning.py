@@ -19,6 +19,7 @@ from typing import Any
 
 from kvbaton.errors import Fault
 from kvbaton.policy.observed import Observed, observed
+from kvbaton.policy.output_length import OutputLengths
 from kvbaton.policy.speeds import MAX_NAMED, Knot, Speeds, Spread, StoreSpeed, rising, store_name
 from kvbaton.types import JSON
 from kvbaton.wire.fields import read_list, refuse
@@ -166,8 +167,8 @@ class Learner:
     ----------
     measured
         What calibration has measured.
-    learnt
-        What was learnt since.
+    learnt, lengths
+        What was learnt since, of speeds and of how long answers are.
     clock
         Seconds that only go forward.
     """
@@ -176,11 +177,12 @@ class Learner:
         self,
         measured: Speeds,
         learnt: Learnt | None = None,
+        lengths: OutputLengths | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.measured = measured
-        self._learnt = learnt or Learnt()
+        self._learnt, self._lengths = learnt or Learnt(), lengths or OutputLengths()
         self._now = corrected(measured, self._learnt)
         self._turns: deque[tuple[float, Mapping[str, Any], str]] = deque(maxlen=LOAD_TURNS)
         self._slowness: tuple[tuple[float, float], ...] = ()
@@ -197,6 +199,11 @@ class Learner:
         return self._learnt
 
     @property
+    def lengths(self) -> OutputLengths:
+        """How long answers are, from how long their inputs were."""
+        return self._lengths
+
+    @property
     def load(self) -> float:
         """How many times as slow the host is now as its speeds say; 1 where nobody knows."""
         since = self._clock() - LOAD_S
@@ -204,7 +211,7 @@ class Learner:
         return _bounded(median(recent)) if len(recent) >= _FEW else 1.0
 
     def seen(self, receipt: Mapping[str, Any], *, store: str = "") -> bool:
-        """Learn from a receipt's JSON object; whether it said anything.  Never raises.
+        """Learn from a receipt's JSON object; whether it said anything of speeds.  Never raises.
 
         Parameters
         ----------
@@ -212,9 +219,10 @@ class Learner:
             URL of the store that the baton lay in; empty for a turn without one.
         """
         found = observed(self.measured, receipt, store)
-        if found is None:
-            return False
         with self._lock:
+            self._lengths = self._lengths.seen(receipt)
+            if found is None:
+                return False
             total = self._total(receipt, store)
             learnt = _entered(self._learnt, self.measured, found, store)
             self._learnt = learnt.with_ratios(total)

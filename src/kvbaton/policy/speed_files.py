@@ -6,12 +6,14 @@ None is shipped: speeds of another machine say nothing here, and a file of one i
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvbaton.errors import Fault, FormatError, InputError, KvbatonError, NotMeasuredHere
 from kvbaton.policy.hosts import host_id
-from kvbaton.policy.learning import Learnt
+from kvbaton.policy.learning import Learner, Learnt
+from kvbaton.policy.output_length import OutputLengths
 from kvbaton.policy.speeds import Speeds
 from kvbaton.records import keep
 from kvbaton.wire.fields import check_hex64, read_object
@@ -30,8 +32,27 @@ def speeds_file(data_dir: Path, function: str, *, host: str | None = None) -> Pa
     return data_dir / FOLDER / (host or host_id())[:_HOST_DIGITS] / f"{function}.json"
 
 
-def store_speeds(speeds: Speeds, data_dir: Path, learnt: Learnt | None = None) -> Path:
-    """Keep speeds, and what was learnt since, in place of earlier ones; whole or not at all.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a function: measured speeds, what receipts have taught of them since, and
+    how long answers are."""
+
+    speeds: Speeds
+    learnt: Learnt = field(default_factory=Learnt)
+    lengths: OutputLengths = field(default_factory=OutputLengths)
+
+    def learner(self) -> Learner:
+        """A learner that goes on from here."""
+        return Learner(self.speeds, self.learnt, self.lengths)
+
+    @classmethod
+    def of(cls, learner: Learner) -> Kept:
+        """What a learner knows now."""
+        return cls(learner.measured, learner.learnt, learner.lengths)
+
+
+def store_speeds(kept: Kept, data_dir: Path) -> Path:
+    """Keep speeds in place of earlier ones; whole or not at all.
 
     Raises
     ------
@@ -40,17 +61,21 @@ def store_speeds(speeds: Speeds, data_dir: Path, learnt: Learnt | None = None) -
     FormatError
         Host or function is no digest.
     """
+    speeds = kept.speeds
     check_hex64(speeds.host, "$.host")
-    value = {"format": FORMAT, "speeds": speeds.to_json(), "learnt": (learnt or Learnt()).to_json()}
+    value = {
+        "format": FORMAT,
+        "speeds": speeds.to_json(),
+        "learnt": kept.learnt.to_json(),
+        "lengths": kept.lengths.to_json(),
+    }
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
     target = speeds_file(data_dir, speeds.function, host=speeds.host)
     return keep(target, text, what="the measured speeds")
 
 
-def read_speeds(
-    data_dir: Path, function: str, *, host: str | None = None
-) -> tuple[Speeds, Learnt] | None:
-    """Speeds of a function on this host, and what was learnt since; None where there are none.
+def read_speeds(data_dir: Path, function: str, *, host: str | None = None) -> Kept | None:
+    """Speeds of a function on this host; None where there are none.
 
     Raises
     ------
@@ -67,9 +92,10 @@ def read_speeds(
     try:
         value: Any = json.loads(_text(file))
         _require_format(value, file)
-        fields = read_object(value, "$", {"format", "speeds", "learnt"})
+        fields = read_object(value, "$", {"format", "speeds", "learnt", "lengths"})
         speeds = Speeds.from_json(fields["speeds"], "$.speeds")
         learnt = Learnt.from_json(fields["learnt"], "$.learnt")
+        lengths = OutputLengths.from_json(fields["lengths"], "$.lengths")
     except NotMeasuredHere:
         raise
     except (ValueError, RecursionError, OSError, FormatError, InputError) as error:
@@ -83,24 +109,23 @@ def read_speeds(
         raise NotMeasuredHere("the speeds are those of another host", at=str(file), hint=HINT)
     if speeds.function != function:
         raise NotMeasuredHere("the speeds are those of another model", at=str(file), hint=HINT)
-    return speeds, learnt
+    return Kept(speeds, learnt, lengths)
 
 
 def load_speeds(
     data_dir: Path, function: str, *, host: str | None = None
-) -> tuple[Speeds | None, Learnt, KvbatonError | None]:
+) -> tuple[Kept | None, KvbatonError | None]:
     """``read_speeds`` for who answers with or without them: what is wrong is returned, not raised.
 
     Returns
     -------
     tuple
-        Speeds or None, what was learnt since, and why speeds that are there are not used.
+        What is kept or None, and why speeds that are there are not used.
     """
     try:
-        found = read_speeds(data_dir, function, host=host)
+        return read_speeds(data_dir, function, host=host), None
     except (NotMeasuredHere, FormatError) as error:
-        return None, Learnt(), error
-    return (None, Learnt(), None) if found is None else (*found, None)
+        return None, error
 
 
 def _text(file: Path) -> str:

@@ -91,4 +91,4 @@ def test_the_page_lists_exactly_the_variables() -> None:
     """`docs/guides/settings.md` has one row per variable, in the same order, and no other."""
     rows = re.findall(r"^\| `([A-Z_]+)`", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert rows == list(VARIABLES)
-    assert len(rows) <= 9
+    assert len([name for name in rows if name.startswith("KVBATON_")]) <= 9

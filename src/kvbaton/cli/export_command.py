@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 PHASES = ("export", "encode", "seal", "sign", "put")
 SHAPES = {
-    "export": """{"baton", "store", "ref", "sequence", "tokens", "segments", "bytes_written",
- "seconds": {"export", "encode", "seal", "sign", "put"}}"""
+    "export": """{"baton", "store", "tokens", "segments", "bytes_written",
+ "seconds": {"export", "encode", "seal", "sign", "put"}, "ref"?, "sequence"?}"""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -213,15 +213,15 @@ def _read(agent: Agent, text: str | None, max_new_tokens: int, *, sliced: bool) 
 
 def _to_json(baton: Baton) -> JSON:
     manifest = baton.manifest
+    moved = {"ref": manifest.ref, "sequence": manifest.sequence} if manifest.ref else {}
     return {
         "baton": baton.id,
         "store": baton.store,
-        "ref": manifest.ref or None,
-        "sequence": manifest.sequence if manifest.ref else None,
         "tokens": manifest.cached_tokens + manifest.pending_tokens,
         "segments": len(manifest.segments),
         "bytes_written": baton.bytes_written,
         "seconds": {phase: baton.seconds.get(phase, 0.0) for phase in PHASES},
+        **moved,
     }
 
 

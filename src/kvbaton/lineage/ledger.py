@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Select, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from kvbaton.errors import InputError, LineageCycle, RefConflict, UnknownNode
@@ -29,7 +29,17 @@ from kvbaton.lineage.records import (
     Stale,
     require_ref,
 )
-from kvbaton.lineage.tables import counters, edges, events, moves, nodes
+from kvbaton.lineage.statements import (
+    ADD_EDGES,
+    ADD_EVENTS,
+    ADD_NODES,
+    BUILT_ON,
+    COUNT,
+    KNOWN_NODES,
+    KNOWN_RECORDS,
+    MARKS,
+)
+from kvbaton.lineage.tables import counters, moves, nodes
 from kvbaton.types import JSON
 
 Heard = Callable[[int], None]
@@ -207,17 +217,14 @@ class Ledger(Questions):
     def _next(self, connection: Connection, count: int = 1) -> int:
         """The next number of the ledger's sequence; the last of ``count``.  Until the end of the
         transaction nobody else gets one."""
-        counter = counters.c.domain == self.domain
-        done = connection.execute(
-            update(counters).where(counter).values(value=counters.c.value + count)
-        )
-        if done.rowcount == 0:
+        given = {"of_domain": self.domain, "count": count}
+        if connection.execute(COUNT, given).rowcount == 0:
             try:
                 with connection.begin_nested():
                     connection.execute(insert(counters).values(domain=self.domain, value=count))
             except IntegrityError:  # somebody else was first
                 return self._next(connection, count)
-        return int(connection.execute(select(counters.c.value).where(counter)).scalar_one())
+        return self._sequence(connection)
 
     def _log(
         self,
@@ -230,7 +237,7 @@ class Ledger(Questions):
         ref_sequence: int = 0,
     ) -> None:
         row = self._event(sequence, kind, node, detail, ref, ref_sequence)
-        connection.execute(insert(events).values(row))
+        connection.execute(ADD_EVENTS, row)
 
     def _event(
         self,
@@ -256,19 +263,21 @@ class Ledger(Questions):
 
     def _new(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
         """The entries that are not there yet, each once."""
-        there = self._known(connection, nodes.c.id, [entry.node.id for entry in entries])
-        written = self._known(connection, events.c.once, [e.once for e in entries if e.once])
+        there = self._known(connection, KNOWN_NODES, [entry.node.id for entry in entries])
+        written = self._known(connection, KNOWN_RECORDS, [e.once for e in entries if e.once])
         new: dict[str, Entry] = {}
         for entry in entries:
             if entry.node.id not in there and entry.once not in written:
                 new.setdefault(entry.node.id, entry)
         return list(new.values())
 
-    def _known(self, connection: Connection, column: Any, names: Sequence[str]) -> set[str]:
+    def _known(
+        self, connection: Connection, asked: Select[tuple[str]], names: Sequence[str]
+    ) -> set[str]:
         found: set[str] = set()
         for some in chunks(names):
-            asked = select(column).where(column.table.c.domain == self.domain, column.in_(some))
-            found.update(connection.execute(asked).scalars())
+            given = {"domain": self.domain, "names": some}
+            found.update(connection.scalars(asked, given))
         return found
 
     def _in_order(self, connection: Connection, entries: Sequence[Entry]) -> bool:
@@ -279,29 +288,42 @@ class Ledger(Questions):
             awaited.update(entry.node.parents)
             if entry.node.id in awaited:
                 return False
-        return not self._known(connection, edges.c.parent, [e.node.id for e in entries])
+        return not self._known(connection, BUILT_ON, [e.node.id for e in entries])
 
     def _record_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
         """Record nodes on which nothing builds yet, all at once."""
         if not entries:
             return
-        outside = {parent for entry in entries for parent in entry.node.parents}
-        found = self._sorted(connection, outside)
-        marks = {node.id: node.stale for node in found if node.stale is not None}
+        marks = self._marks(connection, {p for entry in entries for p in entry.node.parents})
+        order = {name: place for place, name in enumerate(marks)}
         first = self._next(connection, len(entries)) - len(entries) + 1
         rows, links, lines = [], [], []
         for sequence, entry in enumerate(entries, start=first):
             node = entry.node
-            stale = _first_mark(node, found, marks)
+            stale = _first_mark(node, order, marks)
             if stale is not None:
                 marks[node.id] = stale
             rows.append(_row(self.domain, node, sequence, stale))
             links += _links(self.domain, node)
             lines.append(self._line(entry, sequence))
-        connection.execute(insert(nodes), rows)
+        connection.execute(ADD_NODES, rows)
         if links:
-            connection.execute(insert(edges), links)
-        connection.execute(insert(events), lines)
+            connection.execute(ADD_EDGES, links)
+        connection.execute(ADD_EVENTS, lines)
+
+    def _marks(self, connection: Connection, names: Collection[str]) -> dict[str, Stale]:
+        """The marks of those of these nodes that are stale, by the nodes' sequence."""
+        found: list[Any] = []
+        for some in chunks(sorted(names)):
+            given = {"domain": self.domain, "names": some}
+            found += connection.execute(MARKS, given).all()
+        found.sort(key=lambda row: (row.sequence, row.id))
+        return {
+            row.id: Stale(
+                row.stale_sequence, row.stale_ref or "", row.stale_ref_sequence or 0, row.stale_why
+            )
+            for row in found
+        }
 
     def _line(self, entry: Entry, sequence: int) -> dict[str, Any]:
         node = entry.node
@@ -313,10 +335,10 @@ class Ledger(Questions):
         self._require_no_cycle(connection, node)
         stale = self._inherited(connection, node)
         sequence = self._next(connection)
-        connection.execute(insert(nodes).values(_row(self.domain, node, sequence, stale)))
+        connection.execute(ADD_NODES, _row(self.domain, node, sequence, stale))
         if node.parents:
-            connection.execute(insert(edges), _links(self.domain, node))
-        connection.execute(insert(events).values(self._line(entry, sequence)))
+            connection.execute(ADD_EDGES, _links(self.domain, node))
+        connection.execute(ADD_EVENTS, self._line(entry, sequence))
         if stale is not None:  # what was recorded before it, out of order
             self._mark(connection, self._below(connection, [node.id]), stale)
 
@@ -328,8 +350,7 @@ class Ledger(Questions):
 
     def _inherited(self, connection: Connection, node: Node) -> Stale | None:
         """What builds on something stale is so from the beginning."""
-        parents = self._sorted(connection, node.parents)
-        return next((parent.stale for parent in parents if parent.stale is not None), None)
+        return next(iter(self._marks(connection, set(node.parents)).values()), None)
 
     def _require_never_head(self, connection: Connection, baton: str) -> None:
         asked = select(moves.c.ref).where(moves.c.domain == self.domain, moves.c.baton == baton)
@@ -404,9 +425,8 @@ def _links(domain: str, node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def _first_mark(node: Node, found: Sequence[Node], marks: Mapping[str, Stale]) -> Stale | None:
+def _first_mark(node: Node, order: Mapping[str, int], marks: Mapping[str, Stale]) -> Stale | None:
     """The mark that a node inherits: of its parents that are recorded, the earliest marked one."""
-    order = {known.id: place for place, known in enumerate(found)}
     marked = [parent for parent in node.parents if parent in marks]
     return marks[min(marked, key=lambda p: order.get(p, len(order)))] if marked else None
 

@@ -21,7 +21,8 @@ from kvbaton.lineage.records import (
     Stale,
     Standing,
 )
-from kvbaton.lineage.tables import counters, edges, events, moves, nodes
+from kvbaton.lineage.statements import COUNTED, FRESHNESS
+from kvbaton.lineage.tables import edges, events, moves, nodes
 
 CHUNK = 400
 """Ids in one statement: databases limit how many parameters it may have."""
@@ -116,34 +117,9 @@ class Questions:
             The ref that its manifest names, and which of its heads it says to be; without one
             only the marks of the baton itself count.
         """
-        newest = (
-            select(func.max(moves.c.ref_sequence))
-            .where(moves.c.domain == self.domain, moves.c.ref == ref)
-            .scalar_subquery()
-        )
-        claimed = (
-            select(moves.c.baton)
-            .where(
-                moves.c.domain == self.domain,
-                moves.c.ref == ref,
-                moves.c.ref_sequence == ref_sequence,
-            )
-            .scalar_subquery()
-        )
-        marked = (
-            select(nodes.c.stale_why)
-            .where(nodes.c.domain == self.domain, nodes.c.id == baton)
-            .scalar_subquery()
-        )
-        counted = select(counters.c.value).where(counters.c.domain == self.domain).scalar_subquery()
-        known = (
-            select(nodes.c.id)
-            .where(nodes.c.domain == self.domain, nodes.c.id == baton)
-            .scalar_subquery()
-        )
-        asked = select(newest, claimed, marked, counted, known)
+        given = {"domain": self.domain, "ref": ref, "ref_sequence": ref_sequence, "baton": baton}
         with self.database.reading() as connection:
-            head, holder, why, as_of, there = connection.execute(asked).one()
+            head, holder, why, as_of, there = connection.execute(FRESHNESS, given).one()
         return _freshness(baton, ref, ref_sequence, head, holder, why, as_of or 0, there)
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -264,8 +240,7 @@ class Questions:
     # -- inside of a connection ------------------------------------------------------------------
 
     def _sequence(self, connection: Connection) -> int:
-        asked = select(counters.c.value).where(counters.c.domain == self.domain)
-        return int(connection.execute(asked).scalar() or 0)
+        return int(connection.execute(COUNTED, {"domain": self.domain}).scalar() or 0)
 
     def _head(self, connection: Connection, ref: str) -> Head | None:
         asked = (

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from kvbaton.errors import FormatError, NotFound, StoreError, StoreTimeout, Unsupported
-from kvbaton.stores import Key, Kind, Store
+from kvbaton.stores import Key, Kind, LeaseState, Store
 from kvbaton.stores.leases import DEFAULT_TTL_S, MAX_OWNER_CHARS, Lease
 from kvbaton.types import Baton, SegmentRef
 
@@ -137,6 +137,15 @@ def holding(store: Store, baton: Baton, *, owner: str, ttl_s: float = DEFAULT_TT
 def segments_of(refs: Sequence[SegmentRef]) -> list[Key]:
     """Names of segments."""
     return [Key(Kind.SEGMENT, ref.address) for ref in refs]
+
+
+def leased_keys(store: Store) -> dict[Key, str]:
+    """What living leases keep, and who they are; nothing where the store cannot lease."""
+    try:
+        living = [one for one in store.leases() if one.state is not LeaseState.DEAD]
+    except Unsupported:
+        return {}
+    return {key: one.owner for one in living for key in one.keys}
 
 
 def in_use(store: Store, key: Key) -> bool:

@@ -20,6 +20,7 @@ from kvbaton.errors import (
     NotTrusted,
     StoreError,
 )
+from kvbaton.leasing import leased_keys
 from kvbaton.opening import keys_of, read_manifest, read_transcript
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Key, Kind, Reader, Store, StoreURL, open_store
@@ -81,6 +82,8 @@ class PurgeReport:
         Batons among them whose manifest could not be verified: what they list is not known.
     search, remains
         What was searched, and where something was found all the same.
+    leased
+        What was deleted although somebody was using it: a take that has opened it reads on.
     """
 
     baton: str
@@ -91,6 +94,7 @@ class PurgeReport:
     unverified: tuple[str, ...]
     search: Search
     remains: tuple[str, ...]
+    leased: tuple[Key, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -120,6 +124,7 @@ class PurgeReport:
                 "shared_windows": self.search.shared,
             },
             "remains": list(self.remains),
+            "leased": [{"kind": key.kind.value, "name": key.name} for key in self.leased],
             "proven": self.proven,
             "beyond_reach": list(BEYOND_REACH),
         }
@@ -160,7 +165,7 @@ def purge(
     plan = _Plan(store, domain, listings, going)
     sizes = {e.key: e.size_bytes for kind in _ORDER for e in under.list(kind)}
     there = [name for name in plan.deleted if name in sizes]
-    trace = _Trace(store, there)
+    trace, leased = _Trace(store, there), leased_keys(under)
     deleted = [name for name in there if under.delete(name)]
     under.sweep()
     search, remains = trace.search()
@@ -173,6 +178,7 @@ def purge(
         unverified=tuple(name for name in going if name not in listings),
         search=search,
         remains=remains,
+        leased=tuple(name for name in deleted if name in leased),
     )
 
 

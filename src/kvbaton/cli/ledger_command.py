@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbaton.cli import ledger_tables as tables
+from kvbaton.cli.gc_command import gc_command, leases_command
 from kvbaton.cli.ledger_places import DomainOption, LedgerOption, ledger_place, opened
 from kvbaton.cli.ledger_watch import SHAPES as WATCH_SHAPES
 from kvbaton.cli.ledger_watch import ledger_watch
@@ -64,6 +65,8 @@ def register(app: typer.Typer) -> None:
     group.command("invalidate")(ledger_invalidate)
     group.command("impact")(ledger_impact)
     group.command("watch")(ledger_watch)
+    group.command("leases")(leases_command)
+    group.command("gc")(gc_command)
     group.command("migrate")(ledger_migrate)
     group.command("accept")(ledger_accept)
     app.add_typer(group, name="ledger")

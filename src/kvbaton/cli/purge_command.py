@@ -16,7 +16,8 @@ from kvbaton.types import JSON
 SHAPES = {
     "purge": """{"store", "baton", "batons", "deleted": [{"kind", "name"}], "deleted_bytes",
  "kept": [{"kind", "name", "listed_by"}], "unverified",
- "searched": {"files", "bytes", "windows", "shared_windows"}, "remains", "proven",
+ "searched": {"files", "bytes", "windows", "shared_windows"}, "remains",
+ "leased": [{"kind", "name"}], "proven",
  "beyond_reach"}"""
 }
 """What ``--json`` prints, for the reference."""
@@ -52,6 +53,8 @@ def purge(
         report = purging.purge(opened, domain, baton, descendants=descendants)
     for name in report.unverified:
         output.warn(f"{name} could not be verified: what it listed is not known")
+    if report.leased:
+        output.warn(f"{len(report.leased)} of the deleted objects were in use")
     said = {"store": opened.url, **report.to_json()}
     output.result(said, lambda console: _show(console, said))
     if not report.proven:

@@ -10,7 +10,8 @@ from kvbaton.cli import places
 from kvbaton.cli.holdings import Holding, claimed_segments, holdings, prefix_records
 from kvbaton.cli.options import StoreOption
 from kvbaton.cli.output import JsonFlag, Output, bytes_text
-from kvbaton.errors import BatonUnavailable
+from kvbaton.errors import BatonUnavailable, StoreError
+from kvbaton.leasing import leased_keys
 from kvbaton.stores import Key, Kind, Store
 from kvbaton.types import JSON
 
@@ -30,12 +31,16 @@ def rm(
         bool,
         typer.Option("--segments", help="Also segments that no baton left there lists."),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what somebody is using just now.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Remove batons with their transcripts, as far as no other baton lists them.
 
-    Nothing is removed unless all the batons are there.  Without --segments the segments stay:
-    they serve other prompts that begin alike, until the store's size limit evicts them.
+    Nothing is removed unless all the batons are there, and nobody is using what would go.
+    Without --segments the segments stay: they serve other prompts that begin alike, until the
+    store's size limit evicts them, or `kvbaton gc` finds that nobody has used them for a while.
     """
     output = Output(as_json)
     opened = places.open_to_read(store)
@@ -49,7 +54,7 @@ def rm(
     gone = [holding for holding in found if holding.entry.key in going]
     kept = [holding for holding in found if holding.entry.key not in going]
     with output.progress("removing"):
-        said = {"store": opened.url, **remove(opened, gone, kept, segments=segments)}
+        said = {"store": opened.url, **remove(opened, gone, kept, segments=segments, force=force)}
     for holding in gone:
         if holding.manifest is None:
             output.warn(f"{holding.name} cannot be verified: what it listed is not known")
@@ -63,24 +68,45 @@ def rm(
     )
 
 
-def remove(store: Store, gone: list[Holding], kept: list[Holding], *, segments: bool) -> JSON:
-    """Remove batons first, so that none is left that lists what is not there any more."""
+def remove(
+    store: Store, gone: list[Holding], kept: list[Holding], *, segments: bool, force: bool
+) -> JSON:
+    """Remove batons first, so that none is left that lists what is not there any more.
+
+    Raises
+    ------
+    StoreError
+        Somebody leases some of it, and ``force`` is not given; nothing was removed.
+    """
     sizes = {entry.key: entry.size_bytes for kind in Kind for entry in store.list(kind)}
-    removed = [key for key in (h.entry.key for h in gone) if store.delete(key)]
+    batons = [holding.entry.key for holding in gone]
     transcripts = _listed(gone, Kind.TRANSCRIPT) - _listed(kept, Kind.TRANSCRIPT)
     unneeded: set[Key] = set()
+    prefixes: set[Key] = set()
     if segments:
         unneeded = _listed(gone, Kind.SEGMENT) - _listed(kept, Kind.SEGMENT) - _claimed(store, kept)
         lost = {key.name for key in unneeded}
         prefixes = {key for key, address in prefix_records(store) if address in lost}
-        removed += [key for key in sorted(prefixes) if store.delete(key)]
-    removed += [key for key in sorted(transcripts | unneeded) if store.delete(key)]
+    going = [*batons, *sorted(prefixes), *sorted(transcripts | unneeded)]
+    if not force:
+        _require_unleased(store, going)
+    removed = [key for key in going if store.delete(key)]
     return {
         "removed": [holding.name for holding in gone],
         "transcripts": sum(key.kind is Kind.TRANSCRIPT for key in removed),
         "segments": sum(key.kind is Kind.SEGMENT for key in removed),
         "bytes": sum(sizes.get(key, 0) for key in removed),
     }
+
+
+def _require_unleased(store: Store, going: list[Key]) -> None:
+    leased = leased_keys(store)
+    used = next((key for key in going if key in leased), None)
+    if used is not None:
+        raise StoreError(
+            f"{used.kind.value}/{used.name[:16]} is in use: {leased[used]}; nothing was removed",
+            hint="try again later, or --force",
+        )
 
 
 def _claimed(store: Store, kept: list[Holding]) -> set[Key]:

@@ -30,6 +30,7 @@ COMMANDS = (
     "explain_command",
     "rm_command",
     "purge_command",
+    "gc_command",
     "ledger_command",
     "keys_command",
     "ticket_command",

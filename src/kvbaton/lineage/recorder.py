@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RETRY_S = 1.0
 """How long a ledger that could not be used is left alone."""
+GATHER_S = 0.05
+"""How long a first record waits for others, so that one transaction writes them all."""
 _MOST_IN_MEMORY = 10_000
 _BATCH = 1000
 
@@ -60,7 +62,7 @@ class Recorder:
         self._waiting: deque[Entry] = deque()
         self._overflowed = False
         self._changed = threading.Condition()
-        self._closing = self._urgent = False
+        self._closing = self._urgent = self._gathering = False
         self._busy = True  # with what dead processes have left
         self._failed: KvbatonError | None = None
         self._ledger: Ledger | None = None
@@ -89,7 +91,8 @@ class Recorder:
                 self._waiting.append(entry)
             else:
                 self._overflowed = True  # it is read from the spool when the others are written
-            self._changed.notify_all()
+            if not self._gathering or len(self._waiting) >= _BATCH:
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the ledger has all records; False where it cannot be used, or time is up."""
@@ -133,6 +136,7 @@ class Recorder:
             with self._changed:
                 patience_s = None if self._failed is None else self._retry_s
                 self._changed.wait_for(self._has_work, patience_s)
+                self._gather()
                 if self._closing:
                     break
                 self._urgent = False
@@ -141,6 +145,14 @@ class Recorder:
             self._try(partial(self._catch_up, batch))
         if self._ledger is not None:
             self._ledger.close()
+
+    def _gather(self) -> None:
+        """Let others come to the records that wait, unless somebody waits for these."""
+        self._gathering = True
+        self._changed.wait_for(
+            lambda: self._closing or self._urgent or len(self._waiting) >= _BATCH, GATHER_S
+        )
+        self._gathering = False
 
     def _has_work(self) -> bool:
         if self._closing or self._urgent:

@@ -20,13 +20,22 @@ from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch
 from kvbaton.engines.base import Engine
 from kvbaton.errors import BatonUnavailable, Filtered, InputError, NotTrusted, Superseded
-from kvbaton.following import Following, Look, NewerBatons
+from kvbaton.following import Following, Look
+from kvbaton.forecasts import Foresight
 from kvbaton.gating import TextGate
-from kvbaton.opening import TICKET_S, Bearer, expiry_ms
+from kvbaton.opening import TICKET_S, expiry_ms
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
 from kvbaton.policy.rules import StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
+from kvbaton.references import (
+    NotUsed,
+    bearers,
+    not_opened,
+    open_current,
+    references_in,
+    signers_of,
+)
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
 from kvbaton.sending import Cutting, Sender, node_of
@@ -34,18 +43,12 @@ from kvbaton.shadowing import shadow_of
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, mode_of
 from kvbaton.taking import (
-    NotUsed,
     Taker,
     Taking,
     agreed_tokens,
-    bearers,
     decoding_of,
     known_fields,
-    not_opened,
-    open_all,
-    references_in,
     require_window,
-    signers_of,
     stale_rule,
 )
 from kvbaton.types import (
@@ -56,7 +59,6 @@ from kvbaton.types import (
     Importance,
     Mode,
     Outcome,
-    Reason,
     Receipt,
     Route,
     Terms,
@@ -67,9 +69,6 @@ SUMMARIZE = "Summarize what was said so far in a few sentences, with all names a
 
 DEADLINE_S = 60.0
 """Default time to the first token of a take."""
-
-MAX_NEWER = 3
-"""How often a stale baton is replaced by the head of its ref in one take."""
 
 Log = Callable[[Receipt], None]
 WatchFor = Callable[[Fidelity, Decoding], TokenWatch | None]
@@ -231,6 +230,39 @@ class Agent:
         account.built_on = known.built_on
         account.inherit(known.inherited, known.cache.length)
         return self._answer(known.cache, wanted, how, account)
+
+    def foresee(
+        self, prompt: str, *, max_new_tokens: int = 256, new_tokens: int = 64
+    ) -> Foresight | None:
+        """What to expect of answering a prompt and handing the turn off, before it is answered:
+        how long the answer will be, and how soon a receiver's first token by each route.
+
+        Parameters
+        ----------
+        max_new_tokens
+            The most that the answer may have.
+        new_tokens
+            Tokens that the receiver will add.
+
+        Returns
+        -------
+        Foresight or None
+            None where nothing was measured (``kvbaton policy calibrate``), or this agent has not
+            answered enough yet.
+        """
+        forecasts, known = self.relay.deciding.forecasts, self.conversation
+        if forecasts is None:
+            return None
+        wanted = self.writer.fresh(prompt, None)
+        if known is not None:
+            wanted = self.writer.going_on(known.ids, [user_turn(prompt)]).behind(known)
+        return forecasts.foresee(
+            len(wanted.ids),
+            agent=self.name,
+            at_most=max_new_tokens,
+            new_tokens=new_tokens,
+            store=self.relay.store.url,
+        )
 
     def summarize(
         self, turn: Turn, instruction: str = SUMMARIZE, *, max_new_tokens: int = 160
@@ -523,9 +555,10 @@ class Agent:
             clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
         )
         try:
-            opened, reasons, warnings = self._open_all(
-                references, ticket, clock, mode=named, deadline_s=limit_s, look=look
-            )
+            opened, reasons, warnings = open_current(
+                self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
+                clock, mode=named, deadline_s=limit_s, look=look,
+            )  # fmt: skip
         except (NotTrusted, BatonUnavailable, Filtered, Superseded) as error:
             if messages is None or strict:
                 raise
@@ -557,34 +590,6 @@ class Agent:
         return self._answer(
             cache, wanted, how, account, watch=watch, strict=strict, finish=shadowed
         )
-
-    def _open_all(
-        self,
-        references: Sequence[Baton | BatonRef | str],
-        ticket: str | Sequence[str] | None,
-        clock: Clock,
-        *,
-        mode: Mode | None,
-        deadline_s: float,
-        look: Look,
-    ) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
-        """Batons as they may be used, or the newer ones in place of those that are stale."""
-        several = bearers(self.name, ticket, len(references))
-        for _ in range(MAX_NEWER):
-            try:
-                return open_all(
-                    self.relay, self.gate, references, several, clock, mode=mode,
-                    deadline_s=deadline_s - clock.elapsed(), look=look.at,
-                )  # fmt: skip
-            except NewerBatons as newer:
-                references = [
-                    new or old for new, old in zip(newer.references, references, strict=True)
-                ]
-                several = [
-                    old if new is None else Bearer(self.name)
-                    for new, old in zip(newer.references, several, strict=True)
-                ]
-        raise Superseded("the ref moves faster than its batons can be read")
 
     def _without_baton(
         self,
@@ -622,6 +627,8 @@ class Agent:
         answering = Answering(self.name, self.relay, self.following, stream=self.stream)
         turn = answering.answer(cache, wanted, how, account, watch=watch, strict=strict)
         turn = self._kept(finish(turn))
+        store = self.relay.store.url if account.baton is None else account.baton.ref.store
+        self.relay.deciding.learn(turn.receipt, store)
         return turn if turn.fired is None else self._passed_on(turn, turn.fired.receiver)
 
     def _kept(self, turn: Turn) -> Turn:

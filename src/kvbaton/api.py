@@ -30,6 +30,7 @@ from kvbaton.engines.transformers.engine import TransformersEngine
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, Filtered, InputError, SettingsError
 from kvbaton.following import Following
+from kvbaton.forecasts import Forecasts
 from kvbaton.gating import TextGate
 from kvbaton.ledgers import keeper_of
 from kvbaton.lineage.keeper import LedgerKeeper
@@ -39,10 +40,10 @@ from kvbaton.policy.filter_files import filters_from_toml
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.policy_files import PolicyFile
 from kvbaton.probes.first_tokens import WatchRange, watch_of
+from kvbaton.references import signers_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain, local_domain
 from kvbaton.stores import Store, open_store
-from kvbaton.taking import signers_of
 from kvbaton.tuning.probe_limits import FOLDER as PROBE_FOLDER
 from kvbaton.tuning.probe_limits import stored_probe_limits
 from kvbaton.tuning.watch import FOLDER as WATCH_FOLDER
@@ -361,8 +362,15 @@ def relay_for(
             calibrations=calibrated,
             max_lossy_hops=max_lossy_hops,
             source=policy_source(policy),
+            forecasts=_forecasts(settings.from_environment().data_dir, engine.function.digest),
         ),
     )
+
+
+@cache
+def _forecasts(data_dir: Path, function: str) -> Forecasts:
+    """One for all agents of this process: what one learns, all know."""
+    return Forecasts(data_dir, function)
 
 
 def policy_source(policy: Policy | PolicyFile | Path | str | None = None) -> PolicySource:

@@ -13,18 +13,15 @@ from pathlib import Path
 
 from kvbaton.engines.base import Engine
 from kvbaton.errors import KvbatonError, SettingsError
+from kvbaton.forecasts import Forecasts
 from kvbaton.policy.base import Decision, Policy, Question, make_policy
 from kvbaton.policy.gates import TakeContext
 from kvbaton.policy.policy_files import AgentPolicy, PolicyFile, load_policy_file
 from kvbaton.policy.rollout import EVERYWHERE, decide_rolled_out
-from kvbaton.policy.routes import Prediction
-from kvbaton.types import Baton, FidelityClass, FunctionId, Manifest, Reason, ReasonCode
+from kvbaton.types import Baton, FidelityClass, FunctionId, Reason, ReasonCode, Receipt
 
 Calibrated = Callable[[str], frozenset[str]]
 """Digest of a function -> digests of the calibration records that are known for it."""
-
-Predict = Callable[[Manifest, TakeContext, str], tuple[Prediction, ...]]
-"""Manifest, context and the URL of the baton's store -> what is predicted of the routes."""
 
 NO_POLICY = PolicyFile()
 
@@ -149,8 +146,8 @@ class Deciding:
         Lossy or approximate hand-offs since the last exact prefill; None for any number.
     source
         The policy; by default the gates, and whatever is predicted to be faster.
-    predict
-        What is predicted of the routes; nothing by default.
+    forecasts
+        What is predicted of the routes, and learns from receipts; nothing by default.
     """
 
     def __init__(
@@ -160,10 +157,10 @@ class Deciding:
         calibrations: Calibrated,
         max_lossy_hops: int | None,
         source: PolicySource | None = None,
-        predict: Predict = lambda manifest, context, store: (),
+        forecasts: Forecasts | None = None,
     ) -> None:
         self.engine, self.calibrations, self.max_lossy_hops = engine, calibrations, max_lossy_hops
-        self.source, self.predict = source or PolicySource(), predict
+        self.source, self.forecasts = source or PolicySource(), forecasts
 
     def rules_of(self, agent: str) -> AgentPolicy:
         """The rules and the roll-out of a receiver."""
@@ -173,8 +170,9 @@ class Deciding:
         """By which route a baton is taken."""
         policy, mine = self.source.for_agent(receiving.agent)
         context = self._context(request, receiving, mine)
-        predicted = self.predict(baton.manifest, context, baton.ref.store)
-        context = replace(context, predictions=predicted)
+        if self.forecasts is not None:
+            predicted = self.forecasts.predict(baton.manifest, context, baton.ref.store)
+            context = replace(context, predictions=predicted)
         question = Question(baton.manifest, context, receiving.conversation)
         roll_out = EVERYWHERE if receiving.in_shadow else mine.roll_out
         return decide_rolled_out(policy, question, roll_out)
@@ -204,8 +202,16 @@ class Deciding:
         )
 
     def troubles(self) -> tuple[Reason, ...]:
-        """A warning where the policy's file has changed, and cannot be read."""
+        """Warnings where the policy's file has changed and cannot be read, or what was measured
+        cannot be used."""
+        measured = () if self.forecasts is None else self.forecasts.troubles()
         trouble = self.source.trouble
         if trouble is None:
-            return ()
-        return (Reason(ReasonCode.POLICY, f"the policy before stays in force: {trouble}"),)
+            return measured
+        stays = Reason(ReasonCode.POLICY, f"the policy before stays in force: {trouble}")
+        return (stays, *measured)
+
+    def learn(self, receipt: Receipt, store: str) -> None:
+        """Let the receipt of an answer refine what is predicted of the next ones."""
+        if self.forecasts is not None:
+            self.forecasts.seen(receipt, store)

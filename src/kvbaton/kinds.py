@@ -129,6 +129,7 @@ class ReasonCode(StrEnum):
     REPLACED = "replaced-by-newer"
     LEDGER = "ledger-unusable"
     POLICY = "policy-unusable"
+    NOT_MEASURED = "not-measured-here"
     KILL_SWITCH = "kill-switch"
     NOT_ROLLED_OUT = "not-rolled-out"
     SHADOW = "shadow"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -16,25 +16,16 @@ from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
     BatonRefused,
-    BatonUnavailable,
-    Filtered,
     InputError,
-    NotTrusted,
-    Superseded,
     WindowExceeded,
 )
-from kvbaton.gating import TextGate, as_words
 from kvbaton.joining import Join, own_beginning
-from kvbaton.opening import Bearer, Spending
 from kvbaton.policy import fitting
 from kvbaton.policy.rules import StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
-from kvbaton.reasons import refusal_reason, unavailable_reason
 from kvbaton.relay import Relay
-from kvbaton.stores import Key
 from kvbaton.types import (
     Baton,
-    BatonRef,
     BlockScores,
     Deny,
     FidelityClass,
@@ -397,118 +388,6 @@ def known_fields(options: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
             f"unknown option {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}"
         )
     return options
-
-
-def references_in(
-    given: Sequence[Baton | BatonRef | str], instruction: str
-) -> tuple[list[Baton | BatonRef | str], str]:
-    """Batons and the instruction, which may come as the last string.
-
-    Raises
-    ------
-    InputError
-        There is no baton, or a string that is no id.
-    """
-    several, said = list(given), instruction
-    last = several[-1] if len(several) > 1 else None
-    if isinstance(last, str) and not said and not Key.is_name(last):
-        said = last
-        several.pop()
-    if not several:
-        raise InputError("there is no baton to take")
-    for index, one in enumerate(several[1:], start=1):
-        if isinstance(one, str) and not Key.is_name(one):
-            raise InputError(f"{one[:40]!r} is no baton's id", at=f"$.batons[{index}]")
-    return several, said
-
-
-def bearers(name: str, ticket: str | Sequence[str] | None, count: int) -> list[Bearer]:
-    """Who takes each baton, by which ticket.
-
-    Raises
-    ------
-    InputError
-        There are not as many tickets as batons.
-    """
-    if ticket is None:
-        return [Bearer(name)] * count
-    several = [ticket] if isinstance(ticket, str) else list(ticket)
-    if len(several) != count:
-        raise InputError(f"{len(several)} tickets for {count} batons", at="$.ticket")
-    return [Bearer(name, one) for one in several]
-
-
-def open_all(
-    relay: Relay,
-    gate: TextGate,
-    references: Sequence[Baton | BatonRef | str],
-    several: Sequence[Bearer],
-    clock: Clock,
-    *,
-    mode: Mode | None,
-    deadline_s: float,
-    look: Callable[[Sequence[Baton]], None] = lambda batons: None,
-) -> tuple[list[Baton], tuple[Reason, ...], tuple[Reason, ...]]:
-    """Batons as they may be used, with the reasons of filters and the warnings.
-
-    All of them are verified before the text of any reaches a filter, and no ticket is spent before
-    all of them are known to be right, and ``look`` has seen them.
-
-    Raises
-    ------
-    NotTrusted, BatonUnavailable, Filtered
-        One of them cannot be used.
-    InputError
-        Several are taken in another mode than ``slice``.
-    """
-    unspent: list[Spending] = []
-    with clock.phase("get"):
-        found = [
-            as_words(
-                relay.engine,
-                relay.open(one, deadline_s=deadline_s, bearer=bearer, unspent=unspent),
-            )
-            for one, bearer in zip(references, several, strict=True)
-        ]
-        wanted = mode or found[0].manifest.mode
-        if len(found) > 1 and wanted is not Mode.SLICE:
-            raise InputError(
-                f"several batons cannot be taken in mode {wanted.value!r}",
-                hint="mode='slice' hangs one behind the other",
-            )
-        look(found)
-        relay.opening.spend(unspent, deadline_s=deadline_s - clock.elapsed())
-    warnings = tuple(warning for one in found for warning in one.warnings)
-    if not gate.filters:
-        return found, (), warnings
-    reasons: tuple[Reason, ...] = ()
-    opened = []
-    with clock.phase("filter"):
-        for one in found:
-            baton, why = gate.arriving(one)
-            opened.append(baton)
-            reasons += why
-    return opened, reasons, warnings
-
-
-def signers_of(batons: Sequence[Baton]) -> tuple[str, ...]:
-    """Key ids of all who have had a part in some batons, sorted."""
-    return tuple(sorted({k for b in batons for k in (b.signer, *b.manifest.signers) if k}))
-
-
-NotUsed = NotTrusted | BatonUnavailable | Filtered | Superseded
-"""Why nothing of a baton is used."""
-
-
-def not_opened(error: NotUsed) -> tuple[Outcome, Reason]:
-    """Outcome and reason of a baton of which nothing is used."""
-    if isinstance(error, Superseded):
-        return Outcome.SUPERSEDED, Reason(ReasonCode.STALE, error.sentence)
-    if isinstance(error, NotTrusted):
-        return Outcome.NOT_TRUSTED, refusal_reason(error)
-    if isinstance(error, Filtered):
-        return Outcome.FILTERED, Reason(ReasonCode.FILTER_REFUSED, error.sentence, error.at)
-    return Outcome.UNAVAILABLE, unavailable_reason(error)
 
 
 def _importance(scores: BlockScores | None) -> fitting.Importance | None:

@@ -390,7 +390,7 @@ def test_a_vanished_ledger_stops_no_answer(agent_of: Any, url: str, tmp_path: Pa
         assert keeper.flush(PATIENCE_S)
         aside = tmp_path / "aside"
         path.parent.rename(aside)
-        path.parent.mkdir(mode=0o500)
+        path.parent.write_text("in its place")
         baton = agent.hand_off(first)
         receipt = (
             agent_of("two", following=Following(keeper, "two"))
@@ -398,7 +398,7 @@ def test_a_vanished_ledger_stops_no_answer(agent_of: Any, url: str, tmp_path: Pa
             .receipt
         )
         assert receipt.outcome is Outcome.USED
-        path.parent.rmdir()
+        path.parent.unlink()
         aside.rename(path.parent)
         deadline = time.monotonic() + PATIENCE_S
         while not keeper.flush(1.0):

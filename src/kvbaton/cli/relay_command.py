@@ -129,7 +129,7 @@ def relay(
         else load_pipeline(pipeline, document=document)
     )
     name = model or work.model or MODEL
-    _pull_if_missing(output, name)
+    pull_if_missing(output, name)
     engine = load_engine(output, name, dtype=dtype.value if dtype else work.dtype or DTYPE)
     from kvbaton.api import calibrated, checks_for, default_filters, plan_of
     from kvbaton.pipelines import run_pipeline
@@ -140,7 +140,7 @@ def relay(
     with (
         drained_on_sigterm("the agent that is answering") as stopping,
         _Story(output) as story,
-        _store_for(work, engine, store) as (opened, domain),
+        store_for(work, engine, store) as (opened, domain),
     ):
         result = run_pipeline(
             work,
@@ -162,7 +162,8 @@ def relay(
     output.result(result.to_json(), lambda console: show_result(console, result))
 
 
-def _pull_if_missing(output: Output, name: str) -> None:
+def pull_if_missing(output: Output, name: str) -> None:
+    """Fetch a built-in model that is not on this machine yet."""
     chosen = settings.from_environment()
     missing = [s for s in models.list_models(data_dir=chosen.data_dir) if not s.installed]
     if name not in [status.model.name for status in missing]:
@@ -176,7 +177,7 @@ def _pull_if_missing(output: Output, name: str) -> None:
 
 
 @contextmanager
-def _store_for(
+def store_for(
     work: Pipeline, engine: Engine, given: str | None
 ) -> Iterator[tuple[Store, TrustDomain | None]]:
     """The store that is named, with the trust domain of the settings; else one for this run."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NotTrusted,
         TrustFault,
     )
+    from kvbaton.leasing import hold
     from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
     from kvbaton.relay import Relay
     from kvbaton.seals import SealScheme, TrustDomain, local_domain
@@ -54,6 +55,7 @@ _HOMES = {
     "attach_cache": "api",
     "end_of_turn": "triggers",
     "export_cache": "api",
+    "hold": "leasing",
     "load": "api",
     "local_domain": "seals",
     "marker": "triggers",
@@ -89,6 +91,7 @@ __all__ = [
     "attach_cache",
     "end_of_turn",
     "export_cache",
+    "hold",
     "load",
     "local_domain",
     "marker",

@@ -11,15 +11,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kvbaton.errors import FormatError, NotFound, StoreError, StoreTimeout, Unsupported
+from kvbaton.opening import EXAMINER, Opening
 from kvbaton.stores import Key, Kind, LeaseState, Store
 from kvbaton.stores.leases import DEFAULT_TTL_S, MAX_OWNER_CHARS, Lease
-from kvbaton.types import Baton, SegmentRef
+from kvbaton.types import Baton, BatonRef, SegmentRef
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+HOLD_DEADLINE_S = 30.0
 
 
 class Loan:
@@ -119,19 +122,71 @@ def taking() -> Loan:
     return Loan(f"take, process {os.getpid()}", required=False)
 
 
-def holding(store: Store, baton: Baton, *, owner: str, ttl_s: float = DEFAULT_TTL_S) -> Lease:
+class Receiver(Protocol):
+    """Who takes batons, such as an :class:`Agent`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for those who look at leases."""
+        ...
+
+    @property
+    def relay(self) -> Opens:
+        """By which it opens batons."""
+        ...
+
+
+class Opens(Protocol):
+    """What of a relay is needed to hold a baton."""
+
+    @property
+    def opening(self) -> Opening:
+        """Opens batons of its trust domain."""
+        ...
+
+
+def hold(
+    receiver: Receiver,
+    baton: Baton | BatonRef | str,
+    *,
+    ttl_s: float = DEFAULT_TTL_S,
+    deadline_s: float = HOLD_DEADLINE_S,
+) -> Lease:
     """Keep all that a take of a baton needs while the receiver waits for its turn.
+
+    ::
+
+        with kb.hold(coder, baton):
+            queue.wait()
+            result = coder.take(baton, "Write the code.")
+
+    A thread of this process beats for it, however long that takes; it ends with the process.
+
+    Parameters
+    ----------
+    ttl_s
+        For how long the process may stand still.
+    deadline_s
+        For reading the manifest; it is verified, and no ticket is needed or spent.
 
     Raises
     ------
+    NotTrusted, BatonUnavailable
+        The baton cannot be taken anyway.
     Unsupported
         The store cannot lease.
     StoreError
-        It could not be written down.
+        The lease could not be written down.
     """
-    listing = baton.manifest
-    keys = [Key(Kind.BATON, baton.id), Key(Kind.TRANSCRIPT, listing.transcript)]
-    return store.lease(keys + segments_of(listing.segments), owner=_shown(owner), ttl_s=ttl_s)
+    opening = receiver.relay.opening
+    opened = opening.open(baton, deadline_s=deadline_s, bearer=EXAMINER)
+    listing = opened.manifest
+    keys = [Key(Kind.BATON, opened.id), Key(Kind.TRANSCRIPT, listing.transcript)]
+    return opening.store_of(opened.ref.store).lease(
+        keys + segments_of(listing.segments),
+        owner=_shown(f"{receiver.name} waits, process {os.getpid()}"),
+        ttl_s=ttl_s,
+    )
 
 
 def segments_of(refs: Sequence[SegmentRef]) -> list[Key]:

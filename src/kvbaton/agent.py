@@ -19,7 +19,7 @@ from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonUnavailable, Filtered, InputError, NotTrusted, Superseded
+from kvbaton.errors import BatonUnavailable, Filtered, NotTrusted, Superseded
 from kvbaton.following import Following, Look
 from kvbaton.forecasts import Foresight
 from kvbaton.gating import TextGate
@@ -38,7 +38,7 @@ from kvbaton.references import (
 )
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
-from kvbaton.sending import Cutting, Sender, node_of
+from kvbaton.sending import Cutting, Sender
 from kvbaton.shadowing import shadow_of
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, mode_of
@@ -51,6 +51,7 @@ from kvbaton.taking import (
     require_window,
     stale_rule,
 )
+from kvbaton.tracked import Tracked
 from kvbaton.types import (
     Baton,
     BatonRef,
@@ -74,7 +75,7 @@ Log = Callable[[Receipt], None]
 WatchFor = Callable[[Fidelity, Decoding], TokenWatch | None]
 
 
-class Agent:
+class Agent(Tracked):
     """One agent: a name, an engine, a relay to hand over through.
 
     Parameters
@@ -386,48 +387,6 @@ class Agent:
         return Sender(
             self.name, self.relay, self.gate, self.following, own=(self.writer.system or "",)
         )
-
-    def artefact(self, label: str, *sources: Turn | Baton | BatonRef | str) -> str:
-        """Note something that was made from turns, batons or other artefacts, such as a file: it
-        is marked when one of them becomes stale.
-
-        Parameters
-        ----------
-        label
-            What it is called where it is listed, such as a path.
-        sources
-            What it was made from; by default the agent's last answer.
-
-        Returns
-        -------
-        str
-            Its id, for further ones that are made from it.
-
-        Raises
-        ------
-        InputError
-            There is nothing that it was made from, or the label cannot be used.
-        LedgerError
-            There is no ledger, or the note cannot be kept.
-        """
-        made_from = [node_of(one) for one in sources]
-        if not sources and self.conversation is not None:
-            made_from = list(self.conversation.built_on)
-        if not made_from:
-            raise InputError("there is nothing that it was made from", hint="name a turn")
-        return self.following.note_artefact(label, made_from)
-
-    def head(self, ref: str) -> BatonRef:
-        """The baton that a ref stands for now: ``coder.take(coder.head("plan"), "...")``.
-
-        Raises
-        ------
-        UnknownRef
-            It has not been moved yet.
-        LedgerError
-            There is no ledger, or it cannot be used.
-        """
-        return self.following.head(ref)[1]
 
     def ticket(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbaton.clock import Clock
@@ -351,6 +351,23 @@ class Following:
         )
         self._kept().put(node)
         return name
+
+    def when_stale(self, names: Sequence[str], told: Callable[[Node], None]) -> Callable[[], None]:
+        """Be told, once each, when nodes become stale; gives what lets go of them.
+
+        Raises
+        ------
+        LedgerError
+            There is no ledger.
+        """
+        watch = self._kept().watch()
+        let_go = [watch.hold(name, told) for name in names]
+
+        def done() -> None:
+            for one in let_go:
+                one()
+
+        return done
 
     def _note(self, node: Node) -> tuple[Reason, ...]:
         if self.keeper is None:

@@ -347,6 +347,24 @@ def test_an_artefact_needs_something_it_was_made_from(following_agent: Make) -> 
         agent.artefact("a\nb", turn)
 
 
+def test_holders_are_told_when_their_context_becomes_stale(following_agent: Make) -> None:
+    """In process at once, whoever moves the ref; who has let go hears nothing."""
+    planner, coder, gone = (following_agent(name) for name in ("planner", "coder", "gone"))
+    with pytest.raises(InputError, match="no conversation"):
+        coder.when_stale(lambda node: None)
+    baton = planned(planner)
+    heard: list[str] = []
+    told = threading.Event()
+    for agent in (coder, gone):
+        agent.take(baton, "Go on", max_new_tokens=3)
+        let_go = agent.when_stale(lambda node: (heard.append(node.id), told.set()))  # type: ignore[func-returns-value]
+    let_go()
+    planned(planner)
+    assert told.wait(PATIENCE_S)
+    assert coder.conversation is not None
+    assert heard == list(coder.conversation.built_on)
+
+
 # --- ledgers that fail (C7, A2, A3) -------------------------------------------------------------
 
 

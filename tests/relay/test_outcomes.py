@@ -256,6 +256,29 @@ def test_a_stalled_store_is_abandoned_at_the_deadline(agent_of: Any, store: Any)
         gate.set()
 
 
+def test_the_text_route_begins_in_time_for_the_deadline(agent_of: Any, store: Any) -> None:
+    """C13: a store that stalls is given up while there is still time for one prefill, as fast as
+    the engine was measured to be; the answer is the one by text."""
+    baton = handed_off(agent_of)
+    gate = threading.Event()
+    stall = Stall(gate)
+    agent = agent_of("b", store=FaultyStore(store, StoreFault("read", stall, kind=Kind.SEGMENT)))
+    prompt = len(baton.transcript.ids)
+    agent.engine.prefill_tokens_per_s = prompt / 3.0  # a prefill takes three seconds and more
+    try:
+        turn = agent.take(baton, "Go on", deadline_s=4.0, max_new_tokens=12)
+        assert stall.began.is_set()
+        reason = turn.receipt.reasons[0]
+        assert reason.code is ReasonCode.DEADLINE
+        waited_s = float(reason.sentence.removesuffix(" s").rsplit(" ", 1)[1])
+        assert 0 < waited_s <= 1.0
+        assert turn.receipt.computed_tokens == turn.receipt.context_tokens
+        assert turn.ids == by_text(agent_of, baton)
+    finally:
+        gate.set()
+        agent.engine.prefill_tokens_per_s = None
+
+
 @pytest.mark.parametrize("kind", [Kind.BATON, Kind.TRANSCRIPT])
 def test_a_store_that_stalls_at_the_manifest_makes_the_baton_unavailable_in_time(
     agent_of: Any, store: Any, kind: Kind

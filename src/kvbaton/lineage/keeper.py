@@ -20,6 +20,7 @@ from kvbaton.lineage.seen import Seen
 
 if TYPE_CHECKING:
     from kvbaton.lineage.ledger import Ledger
+    from kvbaton.lineage.watching import Watch
 
 READ_S = 0.5
 """How long a take waits for the ledger."""
@@ -76,6 +77,7 @@ class LedgerKeeper:
         self._recorder: Recorder | None = None
         self._ledger: Ledger | None = None
         self._seen: Seen | None = None
+        self._watch: Watch | None = None
         self._failure: KvbatonError | None = None
         self._again_at = 0.0
         self._closed = False
@@ -209,6 +211,23 @@ class LedgerKeeper:
         """
         return work(self._opened())
 
+    def watch(self) -> Watch:
+        """The process's one watch of the ledger, begun when it is first asked for.
+
+        Raises
+        ------
+        LedgerUnavailable
+            The keeper was closed.
+        """
+        from kvbaton.lineage.watching import Watch
+
+        with self._lock:
+            if self._closed:
+                raise LedgerUnavailable("the ledger was closed")
+            if self._watch is None:
+                self._watch = Watch(self._new, complain=self._complain)
+            return self._watch
+
     def warm(self) -> None:
         """Open the ledger beside other work; what goes wrong is found out when it is needed."""
 
@@ -274,6 +293,9 @@ class LedgerKeeper:
         with self._lock:
             self._closed = True
             recorder, self._recorder = self._recorder, None
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
         done = recorder is None or recorder.close(timeout_s)
         with self._opening:
             ledger, self._ledger = self._ledger, None
@@ -295,7 +317,15 @@ class LedgerKeeper:
     def _new(self) -> Ledger:
         from kvbaton.lineage.ledger import Ledger  # heavy, and seldom needed at once
 
-        return Ledger(self.url, self.domain, wait_s=self._wait_s)
+        ledger = Ledger(self.url, self.domain, wait_s=self._wait_s)
+        ledger.on_change(self._nudge)
+        return ledger
+
+    def _nudge(self, sequence: int) -> None:
+        """Who watches need not wait for what this process has changed."""
+        watch = self._watch
+        if watch is not None:
+            watch.nudge(sequence)
 
     def _marks(self) -> Seen | None:
         if self._seen is None and self._seen_in is not None:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
         TrustFault,
     )
     from kvbaton.leasing import hold
+    from kvbaton.policy.base import Decision, Policy, Question
     from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
+    from kvbaton.policy.routes import Prediction
+    from kvbaton.policy.rules import PolicyRules
     from kvbaton.relay import Relay
     from kvbaton.seals import SealScheme, TrustDomain, local_domain
     from kvbaton.stores import open_store
@@ -37,11 +40,16 @@ _HOMES = {
     "BatonRef": "types",
     "BatonUnavailable": "errors",
     "Context": "context",
+    "Decision": "policy.base",
     "Filtered": "errors",
     "KvbatonError": "errors",
     "NotTrusted": "errors",
     "Passed": "policy.filters",
     "PatternFilter": "policy.filters",
+    "Policy": "policy.base",
+    "PolicyRules": "policy.rules",
+    "Prediction": "policy.routes",
+    "Question": "policy.base",
     "Receipt": "types",
     "Redact": "policy.filters",
     "Refuse": "policy.filters",
@@ -73,11 +81,16 @@ __all__ = [
     "BatonRef",
     "BatonUnavailable",
     "Context",
+    "Decision",
     "Filtered",
     "KvbatonError",
     "NotTrusted",
     "Passed",
     "PatternFilter",
+    "Policy",
+    "PolicyRules",
+    "Prediction",
+    "Question",
     "Receipt",
     "Redact",
     "Refuse",

@@ -128,6 +128,29 @@ def load_speeds(
         return None, error
 
 
+def speeds_of_model(data_dir: Path, model: str, *, host: str | None = None) -> Kept:
+    """What was measured last of a model on this host, whatever its dtype; no model is loaded.
+
+    Raises
+    ------
+    NotMeasuredHere
+        Nothing was.
+    FormatError
+        A file holds something else.
+    """
+    here = host or host_id()
+    found = [
+        kept
+        for file in sorted((data_dir / FOLDER / here[:_HOST_DIGITS]).glob("*.json"))
+        if (kept := read_speeds(data_dir, file.stem, host=here)) and kept.speeds.model == model
+    ]
+    if not found:
+        raise NotMeasuredHere(
+            "this model was not measured on this machine", at=str(data_dir / FOLDER), hint=HINT
+        )
+    return max(found, key=lambda kept: kept.speeds.created_s)
+
+
 def _text(file: Path) -> str:
     with file.open(encoding="ascii") as opened:
         text = opened.read(_MAX_FILE_BYTES + 1)

@@ -10,6 +10,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import geometric_mean
 from typing import Any
 
 from kvbaton.errors import Fault, InputError
@@ -287,14 +289,17 @@ def interpolated(knots: Sequence[Knot], tokens: float) -> float:
 
 def rising(knots: Sequence[Knot]) -> tuple[Knot, ...]:
     """Knots that never fall: neighbours that do are given their geometric mean."""
-    pools: list[tuple[float, int]] = []  # sum of logarithms, number of knots
+    pools: list[list[float]] = []
     for knot in knots:
-        pools.append((math.log(knot.seconds), 1))
-        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
-            (later, more), (sooner, some) = pools.pop(), pools.pop()
-            pools.append((later + sooner, more + some))
-    levels = [math.exp(total / count) for total, count in pools for _ in range(count)]
-    return tuple(Knot(knot.tokens, level) for knot, level in zip(knots, levels, strict=True))
+        pools.append([knot.seconds])
+        while len(pools) > 1 and geometric_mean(pools[-2]) > geometric_mean(pools[-1]):
+            later = pools.pop()
+            pools[-1] += later
+    levels = [pool[0] if len(pool) == 1 else geometric_mean(pool) for pool in pools for _ in pool]
+    # a mean may be off by the last digit
+    return tuple(
+        Knot(knot.tokens, level) for knot, level in zip(knots, accumulate(levels, max), strict=True)
+    )
 
 
 def store_name(url: str) -> str:
@@ -303,7 +308,8 @@ def store_name(url: str) -> str:
     if not found:
         return f"dir{_SCHEME_END}{scheme.rstrip('/')}"
     host, slash, path = rest.partition("/")
-    return f"{scheme.lower()}{_SCHEME_END}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    place = f"{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    return f"{scheme.lower()}{_SCHEME_END}{place}"
 
 
 # --- reading -----------------------------------------------------------------------------------

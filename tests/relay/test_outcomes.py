@@ -266,7 +266,7 @@ def test_the_text_route_begins_in_time_for_the_deadline(agent_of: Any, store: An
     prompt = len(baton.transcript.ids)
     agent.engine.prefill_tokens_per_s = prompt / 3.0  # a prefill takes three seconds and more
     try:
-        turn = agent.take(baton, "Go on", deadline_s=4.0, max_new_tokens=12)
+        turn = agent.take(baton.id, "Go on", deadline_s=4.0, max_new_tokens=12)
         assert stall.began.is_set()
         reason = turn.receipt.reasons[0]
         assert reason.code is ReasonCode.DEADLINE
@@ -276,7 +276,7 @@ def test_the_text_route_begins_in_time_for_the_deadline(agent_of: Any, store: An
         assert turn.ids == by_text(agent_of, baton)
     finally:
         gate.set()
-        agent.engine.prefill_tokens_per_s = None
+        agent.engine.prefill_tokens_per_s = 0.0
 
 
 @pytest.mark.parametrize("kind", [Kind.BATON, Kind.TRANSCRIPT])

@@ -260,19 +260,25 @@ class Questions:
         newest: bool = False,
     ) -> Iterator[Node]:
         order = nodes.c.sequence.desc() if newest else nodes.c.sequence
-        asked: Select[Any] = select(nodes).where(nodes.c.domain == self.domain, *conditions)
-        rows = connection.execute(asked.order_by(order, nodes.c.id).limit(limit)).all()
-        parents = self._parents(connection, [row.id for row in rows])
-        return (_node_of(row, parents.get(row.id, ())) for row in rows)
+        asked = self._asked(*conditions).order_by(order, nodes.c.id).limit(limit)
+        return iter(self._read(connection, asked))
 
     def _sorted(self, connection: Connection, names: Iterable[str]) -> list[Node]:
         """Nodes of these ids, by their sequence; ids that were never recorded are left out."""
-        found = [
-            node
-            for some in chunks(sorted(names))
-            for node in self._nodes(connection, nodes.c.id.in_(some))
-        ]
+        found: list[Node] = []
+        for some in chunks(sorted(names)):
+            # Not sorted by the database: SQLite would go through all nodes in that order.
+            found += self._read(connection, self._asked(nodes.c.id.in_(some)))
         return sorted(found, key=lambda node: (node.sequence, node.id))
+
+    def _asked(self, *conditions: ColumnElement[bool]) -> Select[Any]:
+        return select(nodes).where(nodes.c.domain == self.domain, *conditions)
+
+    def _read(self, connection: Connection, asked: Select[Any]) -> list[Node]:
+        """The nodes that a statement finds, with their parents."""
+        rows = connection.execute(asked).all()
+        parents = self._parents(connection, [row.id for row in rows])
+        return [_node_of(row, parents.get(row.id, ())) for row in rows]
 
     def _parents(self, connection: Connection, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {}

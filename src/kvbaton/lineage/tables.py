@@ -55,7 +55,8 @@ edges = Table(
     Column("child", String(200), primary_key=True),
     Column("parent", String(200), primary_key=True),
     Column("place", BigInteger, nullable=False),
-    Index("edges_by_parent", "domain", "parent"),
+    # The child is in it, or SQLite would rather walk down through all edges of the domain.
+    Index("edges_by_parent", "domain", "parent", "child"),
 )
 
 moves = Table(
@@ -67,6 +68,7 @@ moves = Table(
     Column("baton", String(200), nullable=False),
     Column("moved_ms", BigInteger, nullable=False),
     Column("sequence", BigInteger, nullable=False),
+    Index("moves_by_baton", "domain", "baton"),
 )
 """Every head that a ref has had; the last is where it stands."""
 

@@ -54,7 +54,7 @@ def upgrade() -> None:
         _text("parent", 200, key=True),
         _number("place"),
     )
-    op.create_index("edges_by_parent", "edges", ["domain", "parent"])
+    op.create_index("edges_by_parent", "edges", ["domain", "parent", "child"])
     op.create_table(
         "moves",
         _text("domain", 64, key=True),
@@ -64,6 +64,7 @@ def upgrade() -> None:
         _number("moved_ms"),
         _number("sequence"),
     )
+    op.create_index("moves_by_baton", "moves", ["domain", "baton"])
     op.create_table(
         "events",
         _text("domain", 64, key=True),

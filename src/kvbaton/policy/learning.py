@@ -8,7 +8,6 @@ load of the host, is the median of the last turns and is forgotten soon.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +35,7 @@ LOAD_TURNS, LOAD_S = 5, 300.0
 _PRIOR = (1.0, 1.0)
 """What was measured counts as two turns that came as expected."""
 _FEW, _ENOUGH = 3, 8
+_LARGEST = 1e12
 _TOTALS = ("total/text", "total/cache")
 _RATE = "rate/"
 
@@ -57,7 +57,7 @@ class Learnt:
         ratios = dict(self.ratios)
         for phase, ratio in found.items():
             known = phase in ratios or len(ratios) < MAX_NAMED
-            if known and math.isfinite(ratio) and ratio > 0:
+            if known and 0 < ratio <= _LARGEST:
                 kept = SPREAD_WINDOW if phase in _TOTALS else WINDOW
                 ratios[phase] = (*ratios.get(phase, ()), ratio)[-kept:]
         return Learnt(ratios)
@@ -79,7 +79,7 @@ class Learnt:
             for one in read_list(ratios, place, at_most=SPREAD_WINDOW):
                 if type(one) not in {int, float}:
                     raise refuse("not a number", Fault.WRONG_TYPE, place)
-                if not (math.isfinite(one) and one > 0):
+                if not 0 < one <= _LARGEST:
                     raise refuse("not positive and finite", Fault.OUT_OF_RANGE, place)
             found[phase] = tuple(map(float, ratios))
         return cls(found)

@@ -322,7 +322,7 @@ def read_number(
     value, place = inside[key], f"{at}.{key}"
     if type(value) not in {int, float}:
         raise refuse("not a number", Fault.WRONG_TYPE, place)
-    if not (math.isfinite(value) and 0 <= value <= at_most) or (positive and value == 0):
+    if not 0 <= value <= at_most or (positive and value == 0):  # no NaN is, either
         low = "more than 0" if positive else "0"
         raise refuse(f"not {low} to {at_most:g}", Fault.OUT_OF_RANGE, place)
     return float(value)

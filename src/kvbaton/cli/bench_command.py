@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from kvbaton import models, settings
+from kvbaton.cli.bench_policy import bench_policy
+from kvbaton.cli.bench_tables import MarkdownFlag, show_tables
 from kvbaton.cli.fidelity_command import bench_fidelity
 from kvbaton.cli.loading import load_engine
 from kvbaton.cli.options import Dtype
-from kvbaton.cli.output import JsonFlag, Output, print_table
+from kvbaton.cli.output import JsonFlag, Output
 from kvbaton.errors import InputError
 from kvbaton.types import JSON
-
-if TYPE_CHECKING:
-    from kvbaton.bench.report import Table
 
 SHAPES = {
     "ttft": """{"model", "rows": [{"tokens", "new_tokens", "dtype", "kv_bytes", "text_s",
@@ -55,10 +52,6 @@ SHAPES = {
 }
 """What ``--json`` prints, for the reference."""
 
-MarkdownFlag = Annotated[
-    bool, typer.Option("--markdown", help="Print the tables as Markdown, for a page.")
-]
-
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
@@ -68,6 +61,7 @@ def register(app: typer.Typer) -> None:
     group.command("ttft")(bench_ttft)
     group.command("seals")(bench_seals)
     group.command("throughput")(bench_throughput)
+    group.command("policy")(bench_policy)
     group.command("stores")(bench_stores)
     group.command("codecs")(bench_codecs)
     group.command("fidelity")(bench_fidelity)
@@ -138,7 +132,7 @@ def bench_ttft(
         plot_ttft(result, plot)
     _warn(output, result)
     line = f"{result['model']}: {environment_line(result)}"
-    output.result(result, lambda console: _show(console, line, ttft_tables(result), markdown))
+    output.result(result, lambda console: show_tables(console, line, ttft_tables(result), markdown))
 
 
 def bench_seals(
@@ -192,7 +186,7 @@ def bench_seals(
         result = measure_seals(plan, step.say, sealed_tokens=sealed_tokens)
     _warn(output, result)
     line = f"{result['model']}: {environment_line(result)}"
-    output.result(result, lambda console: _show(console, line, seal_tables(result), markdown))
+    output.result(result, lambda console: show_tables(console, line, seal_tables(result), markdown))
 
 
 def bench_throughput(
@@ -242,7 +236,7 @@ def bench_throughput(
         result = measure_throughput(engine, plan, step.say)
     line = f"{result['model']}: {environment_line(result)}"
     tables = throughput_tables(result)
-    output.result(result, lambda console: _show(console, line, tables, markdown))
+    output.result(result, lambda console: show_tables(console, line, tables, markdown))
 
 
 def bench_stores(
@@ -272,7 +266,9 @@ def bench_stores(
         step = stack.enter_context(output.progress("bench stores"))
         result = measure_stores(plan, step.say)
     line = environment_line(result)
-    output.result(result, lambda console: _show(console, line, [store_table(result)], markdown))
+    output.result(
+        result, lambda console: show_tables(console, line, [store_table(result)], markdown)
+    )
 
 
 def bench_codecs(
@@ -303,7 +299,9 @@ def bench_codecs(
     for name, reason in result["skipped"].items():
         output.warn(f"{name} was left out: {reason}")
     line = environment_line(result)
-    output.result(result, lambda console: _show(console, line, codec_tables(result), markdown))
+    output.result(
+        result, lambda console: show_tables(console, line, codec_tables(result), markdown)
+    )
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -325,15 +323,3 @@ def _warn(output: Output, result: JSON) -> None:
     machine = result["environment"]
     if machine["load"] > 0.5 * machine["cores"]:
         output.warn(f"the machine was busy before (load {machine['load']}): trust ratios only")
-
-
-def _show(console: Console, line: str, tables: Iterable[Table], markdown: bool) -> None:
-    console.print(line, markup=False)
-    for table in tables:
-        console.print()
-        if markdown:
-            console.print(table.markdown(), markup=False)
-            continue
-        console.print(table.title, style="bold", markup=False)
-        right = " " * table.labels + "r" * (len(table.headings) - table.labels)
-        print_table(console, table.headings, table.rows, right=right)

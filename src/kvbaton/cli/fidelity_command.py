@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from kvbaton import settings
+from kvbaton.cli.bench_tables import show_tables
 from kvbaton.cli.loading import load_engine
 from kvbaton.cli.options import Dtype, DtypeOption
-from kvbaton.cli.output import JsonFlag, Output, print_table
+from kvbaton.cli.output import JsonFlag, Output
 from kvbaton.errors import InputError
 from kvbaton.types import JSON
 
@@ -170,12 +171,5 @@ def _show(console: Console, result: JSON, markdown: bool) -> None:
     from kvbaton.bench.fidelity.tables import fidelity_tables
     from kvbaton.bench.report import environment_line
 
-    console.print(f"{result['model']}: {environment_line(result)}", markup=False)
-    for table in fidelity_tables(result):
-        console.print()
-        if markdown:
-            console.print(table.markdown(), markup=False)
-            continue
-        console.print(table.title, style="bold", markup=False)
-        right = " " * table.labels + "r" * (len(table.headings) - table.labels)
-        print_table(console, table.headings, table.rows, right=right)
+    line = f"{result['model']}: {environment_line(result)}"
+    show_tables(console, line, fidelity_tables(result), markdown)

@@ -35,6 +35,8 @@ COMMANDS = (
     "keys_command",
     "ticket_command",
     "doctor_command",
+    "advise_command",
+    "policy_command",
     "tune_command",
     "audit_command",
     "bench_command",

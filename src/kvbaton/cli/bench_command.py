@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvbaton import models, settings
+from kvbaton.cli.bench_ledger import bench_ledger
 from kvbaton.cli.bench_policy import bench_policy
 from kvbaton.cli.bench_tables import MarkdownFlag, show_tables
 from kvbaton.cli.fidelity_command import bench_fidelity
@@ -62,6 +63,7 @@ def register(app: typer.Typer) -> None:
     group.command("seals")(bench_seals)
     group.command("throughput")(bench_throughput)
     group.command("policy")(bench_policy)
+    group.command("ledger")(bench_ledger)
     group.command("stores")(bench_stores)
     group.command("codecs")(bench_codecs)
     group.command("fidelity")(bench_fidelity)

@@ -14,8 +14,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Exported
 from tests.cli.test_processes import environment
+from tests.cli.test_reference import names, shape
 from tests.lineage.nodes import answer, baton, entry
 
 from kvbaton import settings
@@ -310,6 +311,33 @@ def test_an_old_copy_is_warned_of_until_it_is_accepted(
     assert (said["before"]["heads"], said["now"]["heads"]) == ({"plan": 3}, {"plan": 2})
     assert "old copy" not in run("refs").err
     assert "accepted" in run("accept").out
+
+
+# --- as other commands have it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["log"], ["show", "answer-1"], ["graph"], ["refs"], ["impact", "--function-id", FUNCTION],
+     ["invalidate", "answer-1", "--why", "x"], ["migrate"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_commands_print_what_the_page_says(run: Any, command: list[str]) -> None:
+    """Every field that a command prints is on the page."""
+    said = run(*command, "--json").json
+    for event in said.get("events", []):
+        event["detail"] = None
+    for node in [*said.get("nodes", []), *said.get("affected", []), said.get("node", {})]:
+        if isinstance(node, dict):
+            node["facts"] = None
+    assert names(said) <= shape(f"ledger {command[0]}") | {"facts"}
+
+
+def test_leases_and_gc_are_there_too(cli: Cli, exported: Exported) -> None:
+    """The same commands as `kvbaton gc`, beside what they are needed for."""
+    where = ("--store", exported.store, "--json")
+    assert cli("ledger", "leases", *where).json["leases"] == []
+    assert cli("ledger", "gc", "--dry-run", *where).json["dry_run"] is True
 
 
 # --- watching ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, Exported
+from tests.cli.test_reference import shape
 from tests.lineage.nodes import baton
 
 from kvbaton.lineage.ledger import Ledger
@@ -36,6 +37,7 @@ def test_a_baton_with_its_holder_and_its_ref(
     (one,) = cli("ps", *where, "--json").json["batons"]
     listed = cli("list", "--store", exported.store, "--json").json["batons"][0]
     assert one["baton"] == exported.baton
+    assert set(one) <= shape("ps")
     assert (one["tokens"], one["size_bytes"]) == (listed["tokens"], listed["bytes"])
     assert (one["codec"], one["holders"], one["expires_ms"]) == ("raw", [], 0)
     assert (one["expired"], one["standing"], one["ref"]) == (False, "current", "plan@1")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvbaton.alignment.recompute import Repair
-    from kvbaton.api import Agent, attach_cache, export_cache, load, plan_of, wrap
+    from kvbaton.api import Agent, attach_cache, export_cache, load, wrap
     from kvbaton.context import Context
     from kvbaton.conversation import Turn
+    from kvbaton.defaults import plan_of
     from kvbaton.engines.transformers.sampling import Sampling
     from kvbaton.errors import (
         BatonUnavailable,

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.relay.conftest import make_engine
 
-from kvbaton import api
+from kvbaton import defaults
 from kvbaton.backing import Source
 from kvbaton.cli.comparison import CacheDifference
 from kvbaton.relay import Relay
@@ -61,7 +61,7 @@ class Workshop:
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     """With a tiny Llama."""
-    return Workshop(tmp_path / "store", api.default_domain(), "llama")
+    return Workshop(tmp_path / "store", defaults.default_domain(), "llama")
 
 
 def diff(cli: Cli, workshop: Workshop, a: str, b: str) -> Any:
@@ -136,7 +136,7 @@ def test_pending_tokens_have_no_bytes(cli: Cli, workshop: Workshop) -> None:
 
 def test_window_layers_are_compared_by_their_state(cli: Cli, tmp_path: Path) -> None:
     """A change inside the window of a window layer is found at its position."""
-    workshop = Workshop(tmp_path / "store", api.default_domain(), "gemma3")
+    workshop = Workshop(tmp_path / "store", defaults.default_domain(), "gemma3")
     said = diff(cli, workshop, workshop.baton(), workshop.baton(spoil=(36, 1, "v")))
     assert said["cache"] == {
         "position": 36, "layer": 1, "tensor": "v", "exact_position": True,
@@ -147,7 +147,7 @@ def test_models_with_other_layouts_are_not_compared_by_bytes(
     cli: Cli, workshop: Workshop, tmp_path: Path
 ) -> None:
     """Fields and ids are compared, and the note says why the caches are not."""
-    other = Workshop(tmp_path / "store", api.default_domain(), "gpt_neox")
+    other = Workshop(tmp_path / "store", defaults.default_domain(), "gpt_neox")
     said = diff(cli, workshop, workshop.baton(), other.baton())
     assert "layouts differ" in said["note"]
     assert not said["same"]

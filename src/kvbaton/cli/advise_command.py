@@ -126,8 +126,8 @@ def _run(output: Output, work: Pipeline, model: str | None, repeat: int) -> list
 
 def _turns(work: Pipeline, engine: Engine) -> Sequence[TurnResult]:
     """One run, every turn also by text."""
-    from kvbaton.api import calibrated, checks_for, default_filters, plan_of
     from kvbaton.codecs.calibration import EXACT_PROFILE
+    from kvbaton.defaults import calibrated, checks_for, default_filters, plan_of
     from kvbaton.pipelines import run_pipeline
 
     with store_for(work, engine, None) as (store, domain):

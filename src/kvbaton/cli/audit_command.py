@@ -348,7 +348,7 @@ def _run(output: Output, plan: Plan, folder: Path) -> None:
 
 def _equipment(output: Output, plan: Plan, engine: Any) -> Equipment:
     """The model with stores in shared memory, as agents of this machine are set up."""
-    from kvbaton import api
+    from kvbaton import defaults
     from kvbaton.audit.case import Equipment
     from kvbaton.audit.treatments import expanded
     from kvbaton.seals import TrustDomain
@@ -356,15 +356,15 @@ def _equipment(output: Output, plan: Plan, engine: Any) -> Equipment:
 
     treatments = expanded(plan.treatments)
     for profile in {treatment.profile for treatment in treatments}:
-        coded = api.plan_of(engine, profile)
+        coded = defaults.plan_of(engine, profile)
         if coded is not None:
             warm_now(output, coded, engine.layout.dtype)
     return Equipment(
         engine,
         TrustDomain("audit", DomainKeys(secrets.token_bytes(32))),
-        lambda profile: api.plan_of(engine, profile),
-        api.calibrated,
-        api.watch_for(engine),
+        lambda profile: defaults.plan_of(engine, profile),
+        defaults.calibrated,
+        defaults.watch_for(engine),
         lambda: scratch_store(2 * engine.layout.cache_bytes(engine.max_tokens)),
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvbaton import models, settings
+from kvbaton import settings
 from kvbaton.cli.loading import load_engine
 from kvbaton.cli.options import Dtype, DtypeOption, StoreOption
 from kvbaton.cli.output import JsonFlag, Output, bytes_text, print_table
@@ -20,7 +20,6 @@ from kvbaton.errors import InputError, NotCalibrated
 if TYPE_CHECKING:
     from kvbaton.bench.calibrating import RelayOf
     from kvbaton.policy.break_even_map import BreakEvenMap
-    from kvbaton.policy.speed_files import Kept
     from kvbaton.policy.speeds import Speeds
 
 SHAPES = {
@@ -113,18 +112,18 @@ def measurable(
     engine: Any, profiles: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Profiles to measure, and those left out because nobody asked for them by name."""
-    from kvbaton import api
+    from kvbaton import defaults
     from kvbaton.codecs.profiles import RECOMMENDED
     from kvbaton.policy.speeds import EXACT_CODEC
 
     if profiles:
         for name in profiles:
-            api.plan_of(engine, name)  # one that was asked for and cannot be had is an error
+            defaults.plan_of(engine, name)  # one that was asked for and cannot be had is an error
         return (EXACT_CODEC, *(one for one in dict.fromkeys(profiles) if one != EXACT_CODEC)), ()
     found, missing = [EXACT_CODEC], []
     for name in RECOMMENDED:
         try:
-            api.plan_of(engine, name)
+            defaults.plan_of(engine, name)
         except NotCalibrated:
             missing.append(name)
         else:
@@ -134,11 +133,11 @@ def measurable(
 
 def relays_for(engine: Any) -> RelayOf:
     """Relays that encode by what was measured on a model, and decide nothing."""
-    from kvbaton import api
+    from kvbaton import defaults
     from kvbaton.bench.calibrating import plain_relays
 
     return plain_relays(
-        engine, lambda name: api.plan_of(engine, name), api.calibrated, api.checks_for(engine)
+        engine, lambda name: defaults.plan_of(engine, name), defaults.calibrated, defaults.checks_for(engine)
     )
 
 
@@ -221,9 +220,7 @@ def policy_map(
     from kvbaton.policy.speed_files import speeds_of_model
 
     output, chosen = Output(as_json), settings.from_environment()
-    source = models.resolve(model, data_dir=chosen.data_dir)
-    kept = _kept(speeds_of_model, chosen.data_dir, model, source.name)
-    speeds = kept.learner().speeds
+    speeds = speeds_of_model(chosen.data_dir, model).learner().speeds
     drawn = break_even_map(
         speeds,
         tokens=numbers(tokens, "--tokens", int),
@@ -238,19 +235,6 @@ def policy_map(
     output.result(
         drawn.to_json() | {"stores": stores}, lambda console: _show_map(console, drawn, speeds)
     )
-
-
-def _kept(find: Callable[[Path, str], Kept], data_dir: Path, *names: str) -> Kept:
-    """Speeds under the name that was given, or else under the model's own."""
-    from kvbaton.errors import NotMeasuredHere
-
-    *others, last = dict.fromkeys(names)
-    for name in others:
-        try:
-            return find(data_dir, name)
-        except NotMeasuredHere:
-            continue
-    return find(data_dir, last)
 
 
 def numbers(text: str, option: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

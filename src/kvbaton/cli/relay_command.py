@@ -106,6 +106,20 @@ def relay(
             help="How caches are encoded; by default the pipeline's own, or exact.",
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="FILE",
+            help="Rules and roll-out of hand-offs, such as shadows; by default the settings' own.",
+        ),
+    ] = None,
+    conversation: Annotated[
+        str | None,
+        typer.Option(
+            "--conversation", metavar="ID", help="What roll-outs assign the run by; random."
+        ),
+    ] = None,
     svg: Annotated[
         str | None,
         typer.Option("--svg", metavar="FILE", help="Also draw the table as an SVG picture."),
@@ -131,8 +145,17 @@ def relay(
     name = model or work.model or MODEL
     pull_if_missing(output, name)
     engine = load_engine(output, name, dtype=dtype.value if dtype else work.dtype or DTYPE)
-    from kvbaton.api import calibrated, checks_for, default_filters, plan_of
-    from kvbaton.pipelines import run_pipeline
+    from kvbaton.defaults import (
+        calibrated,
+        checks_for,
+        default_filters,
+        default_ledger,
+        forecasts_of,
+        plan_of,
+        policy_source,
+        receipt_log,
+    )
+    from kvbaton.pipelines import Surroundings, run_pipeline
 
     plan = plan_of(engine, profile or work.profile or EXACT_PROFILE)
     if plan is not None:
@@ -155,6 +178,13 @@ def relay(
             calibrations=calibrated,
             checks=checks_for(engine),
             filters=default_filters(),
+            around=Surroundings(
+                policy=policy_source(None if policy is None else Path(policy)),
+                forecasts=forecasts_of(engine),
+                keeper=None if domain is None else default_ledger(opened, domain),
+                log=receipt_log(),
+                conversation=conversation or "",
+            ),
             stopping=stopping,
         )
     if svg is not None:

@@ -47,6 +47,7 @@ def _parts(result: PipelineResult) -> Iterator[RenderableType]:
     for turn in result.turns:
         for reason in turn.reasons:
             yield Text(f"{turn.agent}: {visible(reason.sentence)}", style="yellow")
+        yield from _shadow(turn)
         yield from _difference(turn)
 
 
@@ -99,6 +100,22 @@ def _sameness(turn: TurnResult) -> str:
     if difference is None:
         return "same"
     return f"differs at token {difference.token + 1}"
+
+
+def _shadow(turn: TurnResult) -> Iterator[Text]:
+    """How the answer by cache, which nobody saw, compares with the one that was given."""
+    shadow = turn.receipt.shadow
+    if not shadow:
+        return
+    route = f"{turn.agent}: by the route {shadow['route']}, in the shadow: "
+    if "error" in shadow:
+        yield Text(f"{route}{visible(shadow['error'])}", style="yellow")
+        return
+    same = shadow["first_divergence"] is None
+    found = "the same answer" if same else f"differs at token {shadow['first_divergence'] + 1}"
+    times = (shadow["shadow_ttft_s"], shadow["text_ttft_s"])
+    soon = "" if None in times else f", first token in {_seconds(times[0])}, {_seconds(times[1])}"
+    yield Text(f"{route}{found}{soon} by text")
 
 
 def _difference(turn: TurnResult) -> Iterator[Text]:

@@ -89,8 +89,9 @@ def verify(
 def _probed(output: Output, model: str, dtype: Dtype, opened: Store, baton: str) -> JSON:
     """What the model sees in the cache."""
     engine = load_engine(output, model, dtype=dtype.value)
-    from kvbaton.api import probe_limits, relay_for
+    from kvbaton.api import relay_for
     from kvbaton.checking import examine_baton
+    from kvbaton.defaults import probe_limits
     from kvbaton.opening import EXAMINER
 
     relay = relay_for(engine, opened)

@@ -13,7 +13,7 @@ from kvbaton.pipelines.result import PipelineResult, TextTurn, TurnResult
 from kvbaton.pipelines.schema import AgentSpec, Edge, Pipeline
 
 if TYPE_CHECKING:
-    from kvbaton.pipelines.runner import RouteChoice, run_pipeline
+    from kvbaton.pipelines.runner import RouteChoice, Surroundings, run_pipeline
 
 __all__ = [
     "AgentSpec",
@@ -21,6 +21,7 @@ __all__ = [
     "Pipeline",
     "PipelineResult",
     "RouteChoice",
+    "Surroundings",
     "TextTurn",
     "TurnResult",
     "default_pipeline",
@@ -32,6 +33,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RouteChoice", "run_pipeline"):
+    if name in ("RouteChoice", "Surroundings", "run_pipeline"):
         return getattr(import_module("kvbaton.pipelines.runner"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,6 +108,7 @@ class TurnResult:
             "output": self.output,
             "text_output": text.output if text else None,
             "fidelity": receipt.fidelity.to_json(),
+            **({"shadow": dict(receipt.shadow)} if receipt.shadow else {}),
         }
 
 

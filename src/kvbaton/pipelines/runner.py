@@ -9,15 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from kvbaton import triggers
-from kvbaton.agent import DEADLINE_S, Agent
+from kvbaton.agent import DEADLINE_S, Agent, Log
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.context import Context
 from kvbaton.conversation import Turn
-from kvbaton.deciding import Calibrated
+from kvbaton.deciding import Calibrated, Deciding, PolicySource
 from kvbaton.decoding import Decoding
 from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.sampling import Sampling
 from kvbaton.errors import EmptyInput, InputError, StoreError
+from kvbaton.following import Following
+from kvbaton.forecasts import Forecasts
+from kvbaton.lineage.keeper import LedgerKeeper
 from kvbaton.pipelines.by_text import TextRelay, answer_by_text, warm_up
 from kvbaton.pipelines.result import PipelineResult, TextTurn, TurnResult
 from kvbaton.pipelines.schema import (
@@ -31,7 +34,7 @@ from kvbaton.pipelines.schema import (
     Pipeline,
 )
 from kvbaton.policy.filters import TextFilter
-from kvbaton.relay import CHECKED, Checks, Relay
+from kvbaton.relay import CHECKED, MAX_LOSSY_HOPS, Checks, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store
 from kvbaton.types import Baton, Mode, Reason, ReasonCode
@@ -49,6 +52,32 @@ Those of the relay, and ``turn-started`` (``agent``, ``sender``), ``turn-ended``
 """
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What decides and notes around a run; nothing by default.
+
+    Parameters
+    ----------
+    policy, forecasts
+        By which route batons are taken, and what is predicted of the routes.
+    keeper
+        The ledger in which hand-offs and answers are noted.
+    log
+        Called with every receipt.
+    conversation
+        The run's id: roll-outs assign by it, and receipts have it as a label.  Random by default.
+    """
+
+    policy: PolicySource | None = None
+    forecasts: Forecasts | None = None
+    keeper: LedgerKeeper | None = None
+    log: Log | None = None
+    conversation: str = ""
+
+
+ALONE = Surroundings()
+
+
 def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     pipeline: Pipeline,
     engine: Engine,
@@ -63,6 +92,7 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     calibrations: Calibrated | None = None,
     checks: Checks = CHECKED,
     filters: Sequence[TextFilter] = (),
+    around: Surroundings = ALONE,
     stopping: Callable[[], bool] = lambda: False,
 ) -> PipelineResult:
     """Run a pipeline's agents in their order.
@@ -91,6 +121,8 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
     checks, filters
         How caches are held to their tokens, and what is asked for their text; see ``Relay`` and
         ``Agent``.
+    around
+        Policy, ledger and log.
     stopping
         Asked before each agent: once it says so, the agents that are left are not run, and what
         has been answered is the result.
@@ -123,6 +155,8 @@ def run_pipeline(  # noqa: PLR0913 - all but three have defaults and are named
         calibrations=calibrations,
         checks=checks,
         filters=tuple(filters),
+        around=around,
+        labels={"conversation": around.conversation or secrets.token_hex(8)},
     )
     if compare:
         warm_up(engine)
@@ -166,6 +200,8 @@ class _Run:
     calibrations: Calibrated | None = None
     checks: Checks = CHECKED
     filters: tuple[TextFilter, ...] = ()
+    around: Surroundings = ALONE
+    labels: Mapping[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
     passed: dict[str, list[_Passed]] = field(default_factory=dict)
     stored_bytes: int = 0
@@ -177,8 +213,14 @@ class _Run:
             self.store,
             self.domain,
             plan=self.plan,
-            calibrations=self.calibrations,
             checks=self.checks,
+            deciding=Deciding(
+                self.engine,
+                calibrations=self.calibrations or (lambda function: frozenset()),
+                max_lossy_hops=MAX_LOSSY_HOPS,
+                source=self.around.policy,
+                forecasts=self.around.forecasts,
+            ),
             observer=self._overhear,
         )
         preamble = self.pipeline.context
@@ -218,12 +260,13 @@ class _Run:
         agent = self._agent(spec)
         options = {name: getattr(how, name) for name in Decoding.__dataclass_fields__}
         if not edges:
-            return agent.run(self._filled(spec.task), **options)
+            return agent.run(self._filled(spec.task), labels=self.labels, **options)
         return agent.take(
             *(passed.baton for passed in self.passed[spec.name]),
             instruction=self._said(spec, edges),
             strict=self.route == "baton",
             deadline_s=self.deadline_s,
+            labels=self.labels,
             **options,
         )
 
@@ -238,6 +281,8 @@ class _Run:
             preamble=self.preamble,
             stream=hands_off and not by_text and not self.filters,
             filters=self.filters,
+            log=self.around.log,
+            following=Following(self.around.keeper, spec.name),
         )
 
     def _decoding(self, spec: AgentSpec) -> Decoding:
@@ -311,7 +356,14 @@ class _Run:
             return self._handed_off(turn, edge, self.text_relay), (reason,)
 
     def _handed_off(self, turn: Turn, edge: Edge, relay: Relay) -> Baton:
-        sender = Agent(turn.agent, self.engine, relay, preamble=self.preamble, filters=self.filters)
+        sender = Agent(
+            turn.agent,
+            self.engine,
+            relay,
+            preamble=self.preamble,
+            filters=self.filters,
+            following=Following(self.around.keeper, turn.agent),
+        )
         sliced: Any = {"spans": edge.spans} if edge.mode is Mode.SLICE else {}
         return sender.hand_off(
             turn, mode=edge.mode, instruction=edge.instruction, receiver=edge.receiver, **sliced

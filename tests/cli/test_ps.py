@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,14 @@ def test_a_baton_with_its_holder_and_its_ref(
     cli: Cli, exported: Exported, place: Path, ledger: Ledger
 ) -> None:
     """Model, tokens, size and codec from the manifest, holders from the store's leases."""
-    ledger.move("plan", baton(exported.baton), expected=0)
+    ledger.move("plan", replace(baton(exported.baton), model="tiny"), expected=0)
     where = ("--store", exported.store, "--ledger", place)
     (one,) = cli("ps", *where, "--json").json["batons"]
     listed = cli("list", "--store", exported.store, "--json").json["batons"][0]
     assert one["baton"] == exported.baton
     assert set(one) <= shape("ps")
     assert (one["tokens"], one["size_bytes"]) == (listed["tokens"], listed["bytes"])
+    assert one["model"] == "tiny"
     assert (one["codec"], one["holders"], one["expires_ms"]) == ("raw", [], 0)
     assert (one["expired"], one["standing"], one["ref"]) == (False, "current", "plan@1")
     store = DirectoryStore(exported.store)

@@ -112,6 +112,9 @@ def test_ids_are_as_short_as_tells_them_apart() -> None:
     assert len(set(short.values())) == 3
     assert (len(short[names[0]]), short["notes.md"]) == (24, "notes.md")
     assert short_names(["a" * 64]) == {"a" * 64: "a" * 12}
+    assert short_names(["f" * 32, "artefact-" + "f" * 32]) == {
+        "f" * 32: "f" * 12, "artefact-" + "f" * 32: "artefact-" + "f" * 32,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)

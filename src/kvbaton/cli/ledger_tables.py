@@ -10,7 +10,7 @@ from rich.console import Console
 from kvbaton.cli.output import age_text, bytes_text, print_table, visible
 from kvbaton.types import JSON
 
-_WHOLE, _DIGITS = 40, 16
+_WHOLE, _DIGITS = 48, 16
 """Ids that are longer are shown by their first digits; every command takes as many as make one
 unique."""
 
@@ -74,7 +74,9 @@ def show_node(console: Console, said: JSON) -> None:
         "tokens": f"{node['tokens']:,}" if node["tokens"] else "",
         "size": bytes_text(node["size_bytes"]) if node["size_bytes"] else "",
         "fidelity": f"{node['fidelity']} ({node['codec']})" if lossy else node["fidelity"],
-        "hops": f"{node['hops_exact']} exact, {node['hops_lossy']} lossy",
+        "hops": f"{node['hops_exact']} exact, {node['hops_lossy']} lossy"
+        if node["fidelity"]
+        else "",
         "store": node["store"],
         "age": ago(node["created_ms"]),
         "recorded as": str(node["sequence"]),

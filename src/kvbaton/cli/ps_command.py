@@ -27,7 +27,8 @@ SHAPES = {
     "ps": """{"store", "ledger" or null, "batons": [{"baton", "model", "tokens", "size_bytes",
  "codec", "holders": [{"owner", "state"}] or null, "expires_ms", "expired", "ref"?, "standing":
  "current", "stale" or "unknown", "stale"?: {"sequence", "ref", "ref_sequence", "why"}}]}
-A damaged baton has "baton" and "error"; holders are null where the store has no leases."""
+A damaged baton has "baton" and "error"; "model" is what the ledger knows, holders are null where
+the store has no leases."""
 }
 """What ``--json`` prints, for the reference."""
 
@@ -55,7 +56,7 @@ def ps(
     """List batons with model, tokens, size, codec, holder, and when they expire; newest first.
 
     A holder leases segments of the baton: nothing of it is evicted or collected meanwhile. Whether
-    it is stale is what the ledger says, if there is one.
+    it is stale, and what its model is called, is what the ledger says, if there is one.
     """
     output = Output(as_json)
     store_opened = places.open_to_read(store)
@@ -117,7 +118,7 @@ def _baton(holding: Holding, lineage: _Lineage, leases: Sequence[LeaseInfo] | No
         return said | {"error": error_json(holding.error) if holding.error else None}
     node, head = lineage.nodes.get(holding.name), lineage.heads.get(holding.name)
     said |= {
-        "model": dict(manifest.producer).get("model", ""),
+        "model": "" if node is None else node.model,
         "tokens": manifest.cached_tokens + manifest.pending_tokens,
         "size_bytes": holding.size_bytes,
         "codec": manifest.fidelity.codec,

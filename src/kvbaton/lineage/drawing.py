@@ -7,6 +7,7 @@ is spelled out.  ``picture`` draws the same as SVG; ``Graph.to_json`` is for pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ MAX_DEPTH = 24
 """Levels of a tree; what is deeper begins a tree of its own."""
 STALE = "STALE"
 _FEWEST_DIGITS = 12
-_MOST_CHARACTERS = 40
+_MOST_CHARACTERS = 48
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
 def draw_text(graph: Graph) -> str:
@@ -82,15 +84,13 @@ def _facts(node: Node) -> Iterator[str]:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Ids as they are shown: the first digits, as many as tell them apart, of long ones."""
+    """Ids as they are shown: of digests and long names the first digits, as many as tell them
+    apart."""
     digits = _FEWEST_DIGITS
-    long = [name for name in names if len(name) > _MOST_CHARACTERS]
-    while len({name[:digits] for name in long}) < len(set(long)):
+    long = {name for name in names if len(name) > _MOST_CHARACTERS or _DIGEST.fullmatch(name)}
+    while len({name[:digits] for name in long}) < len(long):
         digits += 4
-    return {
-        name: shown(name[:digits]) if len(name) > _MOST_CHARACTERS else shown(name)
-        for name in names
-    }
+    return {name: shown(name[:digits] if name in long else name) for name in names}
 
 
 def shown(text: str) -> str:

@@ -129,8 +129,7 @@ def _node(name: str, kind: NodeKind, caption: Caption) -> Iterator[str]:
     yield f"<title>{_text(_whole(name, caption))}</title>"
     yield _shape(kind, _WIDTH, _HEIGHT)
     yield _line(caption.label or caption.name, 19, "name")
-    below = f"{caption.kind} {caption.name}" if caption.label else caption.kind
-    yield _line(f"{below} {caption.facts[0]}" if caption.facts else below, 35, "small")
+    yield _line(" ".join([caption.kind, *caption.facts[:1]]), 35, "small")
     yield _line(", ".join(caption.facts[1:]), 49, "small")
     if caption.stale:
         yield '<rect class="flag" x="8" y="-9" width="44" height="16" rx="3"/>'

@@ -228,7 +228,7 @@ def test_speeds_of_another_function_predict_nothing() -> None:
         ("/data/store/", "dir:///data/store"),
         ("S3://key:secret@bucket/folder", "s3://bucket/folder"),
         ("memory://", "memory://"),
-        ("memory://name", "memory://name"),
+        ("memory://name", "memory://"),
     ],
 )
 def test_stores_are_named_without_options_and_secrets(url: str, name: str) -> None:

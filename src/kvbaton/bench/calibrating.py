@@ -207,7 +207,8 @@ class _Bench:
             if tokens in self._plan.take_tokens:
                 samples.cache.append((name, baton, self._take(baton, _INSTRUCTION)))
         whole = self._batons[EXACT_CODEC, longest]
-        samples.cache.append((EXACT_CODEC, whole, self._take(whole, _LONG)))
+        if whole.manifest.cached_tokens + self._count(_LONG) < self._engine.max_tokens:
+            samples.cache.append((EXACT_CODEC, whole, self._take(whole, _LONG)))
         self._answer()
         self._passes(whole)
 

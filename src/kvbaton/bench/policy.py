@@ -215,7 +215,6 @@ class _Grid:
 
     def _take(self, baton: Baton, store: Store, **options: Any) -> Receipt:
         """A take by reference, whose receipt has its time to the first token."""
-        gc.collect()
         options = {"max_new_tokens": 1, "ignore_eos": True, "strict": not options} | options
         return self._agent(EXACT_CODEC, store).take(baton.ref, _INSTRUCTION, **options).receipt
 
@@ -228,6 +227,7 @@ class _Grid:
 
     def _lines(self, baton: Baton, text_s: float) -> list[ThrottledStore]:
         """Slow lines around the bandwidth at which text and cache are as fast, measured once."""
+        gc.collect()
         self._take(baton, self._store)  # the first one touches everything for the first time
         left_s = text_s - self._take(baton, self._store).seconds["ttft"]
         even = _size(baton) / max(left_s, _LEAST_SHARE * text_s)

@@ -139,14 +139,18 @@ def speeds_of_model(data_dir: Path, model: str, *, host: str | None = None) -> K
         A file holds something else.
     """
     here = host or host_id()
-    found = [
+    every = [
         kept
         for file in sorted((data_dir / FOLDER / here[:_HOST_DIGITS]).glob("*.json"))
-        if (kept := read_speeds(data_dir, file.stem, host=here)) and kept.speeds.model == model
+        if (kept := read_speeds(data_dir, file.stem, host=here))
     ]
+    found = [kept for kept in every if kept.speeds.model == model]
     if not found:
+        names = ", ".join(sorted({kept.speeds.model for kept in every})[:8])
         raise NotMeasuredHere(
-            "this model was not measured on this machine", at=str(data_dir / FOLDER), hint=HINT
+            f"{model[:80]!r} was not measured on this machine",
+            at=str(data_dir / FOLDER),
+            hint=f"{HINT}; measured were: {names}" if names else HINT,
         )
     return max(found, key=lambda kept: kept.speeds.created_s)
 

@@ -303,8 +303,13 @@ def rising(knots: Sequence[Knot]) -> tuple[Knot, ...]:
 
 
 def store_name(url: str) -> str:
-    """A store's URL without its options and without a user's name: what its speeds go by."""
+    """What the speeds of a store go by: its URL without its options and without a user's name.
+
+    Memory is memory, whatever it is called.
+    """
     scheme, found, rest = url.partition("?")[0].partition(_SCHEME_END)
+    if found and scheme.lower() == "memory":
+        return f"memory{_SCHEME_END}"
     if not found:
         return f"dir{_SCHEME_END}{scheme.rstrip('/')}"
     host, slash, path = rest.partition("/")

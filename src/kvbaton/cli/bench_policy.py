@@ -34,7 +34,7 @@ def bench_policy(
             metavar="X,...",
             help="Bandwidths of each length and profile, in multiples of its break-even.",
         ),
-    ] = "0.25,0.4,0.6,1.05,1.7,3,8,30",
+    ] = "0.33,0.45,0.65,1.05,1.6,3,8,30",
     profiles: Annotated[
         list[str] | None,
         typer.Option("--profile", metavar="NAME", help="Beside exact; may be repeated."),

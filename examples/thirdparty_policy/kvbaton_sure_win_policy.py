@@ -6,8 +6,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 from kvbaton import Decision, Policy, Question
-from kvbaton.policy import TEXT, by_text, decide_by_gates, find_prediction
-from kvbaton.types import Reason, ReasonCode, Route
+from kvbaton.policy import (
+    TEXT,
+    Reason,
+    ReasonCode,
+    Route,
+    by_text,
+    decide_by_gates,
+    find_prediction,
+)
 
 
 class SureWin(Policy):

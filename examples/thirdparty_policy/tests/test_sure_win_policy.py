@@ -8,10 +8,8 @@ import pytest
 from kvbaton_sure_win_policy import SureWin
 
 from kvbaton import Prediction
-from kvbaton.policy import TEXT, make_policy, policy_names
-from kvbaton.testing import PolicyTests
-from kvbaton.testing.questions import plain_question
-from kvbaton.types import Route
+from kvbaton.policy import TEXT, Route, make_policy, policy_names
+from kvbaton.testing import PolicyTests, plain_question
 
 
 class TestSureWin(PolicyTests):

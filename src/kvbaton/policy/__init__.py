@@ -16,6 +16,7 @@ from kvbaton.policy.gates import GATES, SLICE_GATES, Gate, TakeContext, gate_nam
 from kvbaton.policy.judgements import Judgement, route_rank, ruling
 from kvbaton.policy.routes import EXACT, SLICE, TEXT, Prediction, fastest, find_prediction
 from kvbaton.policy.rules import PolicyRules, StaleRule
+from kvbaton.types import Reason, ReasonCode, Route
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -31,6 +32,9 @@ __all__ = [
     "PolicyRules",
     "Prediction",
     "Question",
+    "Reason",
+    "ReasonCode",
+    "Route",
     "StaleRule",
     "TakeContext",
     "by_text",

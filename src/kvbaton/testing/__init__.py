@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StoreFault,
     )
     from kvbaton.testing.policies import PolicyTests
+    from kvbaton.testing.questions import plain_question
     from kvbaton.testing.seals import SealTests
     from kvbaton.testing.stores import StoreTests
 
@@ -40,6 +41,7 @@ __all__ = [
     "StoreCall",
     "StoreFault",
     "StoreTests",
+    "plain_question",
 ]
 
 _LAZY = {
@@ -56,6 +58,7 @@ _LAZY = {
     "StoreCall": "faults",
     "StoreFault": "faults",
     "StoreTests": "stores",
+    "plain_question": "questions",
 }
 
 

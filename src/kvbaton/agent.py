@@ -541,7 +541,7 @@ class Agent(Tracked):
         decided = account.decision
 
         def shadowed(turn: Turn) -> Turn:
-            if decided is None or not decided.shadow or cache is not None:
+            if decided is None or not decided.shadow:
                 return turn
             report = shadow_of(turn, taker, opened, said, messages, route=decided.chosen)
             return replace(turn, receipt=replace(turn.receipt, shadow=report))

@@ -93,6 +93,7 @@ class ReasonCode(StrEnum):
     PREFIX_HIT = "prefix-hit"
     SHARED_PREFIX_DIFFERS = "shared-prefix-differs"
     HOPS = "lossy-hops"
+    SUMMARIZED = "summarized"
     CALIBRATION = "calibration-missing"
     SLICE_REFUSED = "slice-refused"
     WINDOW_FITTED = "window-fitted"

@@ -21,7 +21,8 @@ from kvbaton.errors import (
 )
 from kvbaton.joining import Join, own_beginning
 from kvbaton.policy import fitting
-from kvbaton.policy.rules import StaleRule
+from kvbaton.policy.gates import HOP_GATES
+from kvbaton.policy.rules import BeyondHops, StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, SlicePrompt, packed_spans
 from kvbaton.relay import Relay
 from kvbaton.types import (
@@ -38,6 +39,7 @@ from kvbaton.types import (
     Reason,
     ReasonCode,
     Route,
+    Terms,
     TokenRun,
     common_prefix,
 )
@@ -170,6 +172,8 @@ class Taker:
             cache = None
         else:
             cache = self._attached(baton, wanted, agreed, moves)
+            if cache is None and self._summary_stands(baton):
+                wanted = self._behind_summary(baton.manifest.terms, instruction)
         self._require_used()
         require_window(self.engine, wanted)
         return wanted, cache
@@ -275,8 +279,7 @@ class Taker:
             return wanted, None
         self.account.reasons += (found.reason,)
         if found.summary:
-            said = instruction or listing.terms.instruction
-            return self.writer.fresh(f"{found.summary}\n\n{said}".strip(), None), ()
+            return self._behind_summary(listing.terms, instruction), ()
         runs = [move.run for move in found.moves]
         rest = TokenRun(context, len(wanted.ids) - context)
         fitted = replace(
@@ -286,6 +289,23 @@ class Taker:
             known=max(0, wanted.known - context + found.tokens),
         )
         return fitted, found.moves
+
+    def _behind_summary(self, terms: Terms, instruction: str) -> Prompt:
+        """The sender's summary in place of the context, and what is to be done."""
+        said = instruction or terms.instruction
+        return self.writer.fresh(f"{terms.summary}\n\n{said}".strip(), None)
+
+    def _summary_stands(self, baton: Baton) -> bool:
+        """Whether a cache that was handed on too often is replaced by its sender's summary."""
+        decision = self.account.decision
+        if decision is None or decision.decided_by not in HOP_GATES:
+            return False
+        rules = self.relay.deciding.rules_of(self.name).rules
+        if rules.beyond_hops is not BeyondHops.SUMMARY or not baton.manifest.terms.summary.strip():
+            return False
+        stands = Reason(ReasonCode.SUMMARIZED, "the sender's summary stands for the context")
+        self.account.reasons += (stands,)
+        return True
 
     def _tokens_of(self, text: str) -> int:
         return len(self.writer.fresh(text, None).ids) if text.strip() else 0

@@ -164,7 +164,7 @@ def hops(manifest: Manifest, context: TakeContext) -> Verdict:
     return _deny(
         ReasonCode.HOPS,
         f"{lossy} lossy or approximate hand-offs since the last exact prefill, and at most "
-        f"{limit} are accepted",
+        f"{limit} are accepted{_reference(manifest)}",
     )
 
 
@@ -181,8 +181,13 @@ def exact_hops(manifest: Manifest, context: TakeContext) -> Verdict:
     return _deny(
         ReasonCode.EXACT_HOPS,
         f"{exact} exact hand-offs since the last prefill from text, and at most {limit} are "
-        "accepted",
+        f"accepted{_reference(manifest)}",
     )
+
+
+def _reference(manifest: Manifest) -> str:
+    """Which state of a context that goes by text is read."""
+    return f"; the text of {manifest.ref}@{manifest.sequence} is read" if manifest.ref else ""
 
 
 def freshness(manifest: Manifest, context: TakeContext) -> Verdict:
@@ -246,7 +251,7 @@ def change_rate(manifest: Manifest, context: TakeContext) -> Verdict:
     return _deny(
         ReasonCode.CHANGE_RATE,
         f"the ref {manifest.ref!r} moves {found:.3g} times a minute, and at most {limit:.3g} are "
-        "accepted",
+        f"accepted{_reference(manifest)}",
     )
 
 
@@ -331,6 +336,9 @@ GATES: tuple[Gate, ...] = (
 )  # fmt: skip
 """All gates in their order."""
 
+
+HOP_GATES = frozenset({"hops", "exact-hops"})
+"""Names of the gates that count hand-offs."""
 
 SLICE_GATES: tuple[Gate, ...] = tuple(gate for gate in GATES if gate is not divergence)
 """The gates of a slice: its ids are the receiver's own choice, so nothing can diverge."""

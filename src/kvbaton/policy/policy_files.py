@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kvbaton.errors import InputError, SettingsError
 from kvbaton.policy.base import DEFAULT_POLICY, policy_names
 from kvbaton.policy.rollout import RollOut, RollOutMode
-from kvbaton.policy.rules import PolicyRules, StaleRule
+from kvbaton.policy.rules import BeyondHops, PolicyRules, StaleRule
 from kvbaton.types import JSON, FidelityClass
 
 MAX_FILE_BYTES = 1 << 20
@@ -201,6 +201,7 @@ _RULES: Mapping[str, Reading] = {
     "minimum_fidelity": _one_of(FidelityClass),
     "max_lossy_hops": _as_it_is,
     "max_exact_hops": _as_it_is,
+    "beyond_hops": _one_of(BeyondHops),
     "min_tokens": _as_it_is,
     "max_rounds": _as_it_is,
     "max_moves_per_minute": _as_it_is,

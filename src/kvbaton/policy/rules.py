@@ -35,6 +35,15 @@ class StaleRule(StrEnum):
     """Do not use it."""
 
 
+class BeyondHops(StrEnum):
+    """What is read where a cache was handed on too often."""
+
+    TEXT = "text"
+    """All of its tokens."""
+    SUMMARY = "summary"
+    """The sender's summary in their place, if there is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
     """What is accepted of a baton; the defaults accept whatever has been accepted without rules.
@@ -48,6 +57,8 @@ class PolicyRules:
         caller's own limit, which is 3 unless it says otherwise.
     max_exact_hops
         Exact hand-offs since the last prefill from text, at most; None for any number.
+    beyond_hops
+        What is read where there were more hand-offs than that.
     min_tokens
         Reusable tokens from which on a cache is worth looking at.
     max_rounds
@@ -76,6 +87,7 @@ class PolicyRules:
     minimum_fidelity: FidelityClass = FidelityClass.APPROXIMATE
     max_lossy_hops: int | None = None
     max_exact_hops: int | None = None
+    beyond_hops: BeyondHops = BeyondHops.TEXT
     min_tokens: int = 0
     max_rounds: int | None = None
     max_moves_per_minute: float | None = None

@@ -159,7 +159,9 @@ class Forecasts:
 
     def troubles(self) -> tuple[Reason, ...]:
         """A warning where what was measured cannot be used, or what was learnt not be kept."""
-        trouble = self._trouble
+        with self._lock:
+            self._refresh()
+            trouble = self._trouble
         if trouble is None:
             return ()
         hint = f"; {trouble.hint}" if trouble.hint else ""

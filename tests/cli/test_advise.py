@@ -92,6 +92,8 @@ def test_a_log_is_judged_without_a_pipeline(cli: Cli, tmp_path: Path) -> None:
     said = cli("advise", "--receipts", log, "--json").json
     assert (said["pipeline"], said["verdict"]) == ("", "suits-partly")
     assert said["why"] == "for coder; not for critic"
+    assert said["hops"][0]["why"].startswith("first token after 0.1 s by cache and 1 s by text")
+    assert said["hops"][0]["reasons"] == {}
     shown = cli("advise", "--receipts", log).out
     assert shown.startswith("hand-off suits partly: for coder; not for critic\n")
     assert "10.0x" in shown

@@ -29,7 +29,7 @@ SHAPES = {
  "criteria": [{"name", "mark", "sentence", "rule"}],
  "hops": [{"verdict", "why", "agent", "takes", "by_cache", "by_choice", "refused", "tokens",
   "reused_share", "cache_s", "text_s", "ratio", "basis", "faster", "stale", "hops", "models",
-  "why"}]}"""
+  "reasons": {CODE: N}}]}"""
 }
 """What ``--json`` prints, for the reference."""
 

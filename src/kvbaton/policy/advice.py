@@ -167,7 +167,7 @@ def _judged(hop: HopEvidence) -> HopAdvice:
     if not hop.takes:
         return HopAdvice(Suits.UNKNOWN, "no receipt of it", hop)
     if hop.refused > _HALF * hop.takes:
-        why = hop.why[0][0] if hop.why else Outcome.UNAVAILABLE.value
+        why = hop.reasons[0][0] if hop.reasons else Outcome.UNAVAILABLE.value
         said = f"the cache was not used in {hop.refused} of {hop.takes} takes: {why}"
         return HopAdvice(Suits.NOT, said, hop)
     if hop.ratio is None:
@@ -300,7 +300,7 @@ def _use(hops: Sequence[HopEvidence]) -> Criterion:
 def _why(hops: Sequence[HopEvidence]) -> str:
     counted: dict[str, int] = {}
     for hop in hops:
-        for code, count in hop.why:
+        for code, count in hop.reasons:
             counted[code] = counted.get(code, 0) + count
     most = sorted(counted, key=lambda code: (-counted[code], code))[:3]
     shown = ", ".join(f"{code} {counted[code]}" for code in most)
@@ -308,7 +308,7 @@ def _why(hops: Sequence[HopEvidence]) -> str:
 
 
 def _times_of(hops: Sequence[HopEvidence], codes: Sequence[str]) -> int:
-    return sum(count for hop in hops for code, count in hop.why if code in codes)
+    return sum(count for hop in hops for code, count in hop.reasons if code in codes)
 
 
 def _model(hops: Sequence[HopEvidence]) -> Criterion:

@@ -128,7 +128,7 @@ class HopEvidence:
         Takes of a context that was not the current one.
     hops
         The most hand-offs since the last prefill from text.
-    why
+    reasons
         Reason -> how often a cache was not used for it, the most frequent first.
     """
 
@@ -145,7 +145,7 @@ class HopEvidence:
     stale: int
     hops: int
     models: tuple[str, ...]
-    why: tuple[tuple[str, int], ...]
+    reasons: tuple[tuple[str, int], ...]
 
     @property
     def refused(self) -> int:
@@ -162,7 +162,7 @@ class HopEvidence:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return plain | {
             "models": list(self.models),
-            "why": dict(self.why),
+            "reasons": dict(self.reasons),
             "refused": self.refused,
             "faster": self.faster,
         }
@@ -189,7 +189,7 @@ def hop_evidence(agent: str, takes: Sequence[Seen]) -> HopEvidence:
         stale=sum(one.stale for one in takes),
         hops=max((one.hops for one in takes), default=0),
         models=tuple(sorted({one.model for one in takes})),
-        why=tuple(reasons.most_common()),
+        reasons=tuple(reasons.most_common()),
     )
 
 

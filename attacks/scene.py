@@ -178,6 +178,8 @@ def outcome(
     receipt = turn.receipt
     said = " ".join([receipt.outcome.value, *(reason.code.value for reason in receipt.reasons)])
     unused = receipt.outcome in (Outcome.NOT_TRUSTED, Outcome.UNAVAILABLE)
+    refused = options.get("stale") == "refuse" or receipt.baton is None
+    unused = unused or (receipt.outcome is Outcome.SUPERSEDED and refused)
     if unused and tuple(turn.ids) != plain_answer():
         return f"{said}, but another answer"
     if unused and receipt.baton is not None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import DOCUMENT, Cli
+from tests.cli.test_reference import names, shape
 
 from kvbaton.cli import relay_command, scratch
 from kvbaton.cli.advise_command import shape_of
 from kvbaton.pipelines import default_pipeline, load_pipeline
+from kvbaton.policy.advice import Suits
 
 PIPELINE = """
 name = "doors"
@@ -76,6 +78,7 @@ def test_a_run_by_both_routes_is_judged(cli: Cli, tiny: Path, pipeline: Path) ->
         assert hop["ratio"] > 0
         assert hop["verdict"] == ("suits" if hop["faster"] else "does-not-suit")
     assert said["saved_s"] is not None
+    assert names(said) == shape("advise") - {verdict.value for verdict in Suits}
     (chain,) = [one for one in said["criteria"] if one["name"] == "short chain"]
     assert chain["sentence"].startswith("at most 2 hand-offs in a row")
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli, Exported
+from tests.cli.test_reference import names, shape
 
+from kvbaton.policy.explanation import PredictedRoute
 from kvbaton.policy.gates import GATES, gate_name
 
 NAMES = [gate_name(gate) for gate in GATES]
@@ -46,6 +48,8 @@ def test_a_baton_route_is_explained_by_its_id(
     assert marks(said) == dict.fromkeys(NAMES, "✓")
     assert said["whole"] is True
     assert cli("explain", receipt["id"], "--json", "--receipts", log).json == said
+    predicted = set(PredictedRoute.__dataclass_fields__) | {"came_true"}
+    assert names(said) | predicted == shape("explain") - {"receipt", "baton"}
 
 
 def test_a_text_route_is_explained_for_people(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
+from tests.cli.test_reference import names, shape
 from tests.lineage.nodes import answer, baton, entry
 
 from kvbaton.lineage.ledger import Ledger
@@ -76,6 +77,7 @@ def test_descendants_of_recent_answers_are_listed(run: Any) -> None:
     assert [node["kind"] for node in said["contaminated"]] == ["baton", "artefact"]
     assert (said["unlisted"], said["complete"]) == (["answer-n"], False)
     assert said["withdrawn"] == []
+    assert names(said) == shape("policy rollback")
 
 
 def test_answers_are_chosen_by_agent_and_route(run: Any) -> None:

@@ -37,8 +37,9 @@ SHAPES = {
   "sender_seconds": {}, "fidelity": {"class", "codec", "calibration"}, "hops": {"exact", "lossy"},
   "freshness": {"standing", "ref"?, "ref_sequence"?, "head_sequence"?, "as_of"?, "why"?,
    "after"?: {"standing", "as_of", "why"}},
-  "decision": {"policy", "route", "chosen", "shadow", "decided_by", "reasons", "gates",
-   "predictions"} | null, "shadow": {} | null, "first_divergence", "finish", "labels",
+  "decision": {"policy", "route", "chosen", "shadow", "decided_by", "reasons",
+   "gates": [{"gate", "said", "reason"?}],
+   "predictions": [{"route", "ttft_s", "low_s", "high_s"}]} | null, "shadow": {} | null, "first_divergence", "finish", "labels",
   "created_ms"}}"""
 }
 """What ``--json`` prints, for the reference."""

@@ -18,7 +18,7 @@ from kvbaton.policy.policy_files import (
     parse_policy,
 )
 from kvbaton.policy.rollout import RollOut, RollOutMode
-from kvbaton.policy.rules import PolicyRules, StaleRule
+from kvbaton.policy.rules import BeyondHops, PolicyRules, StaleRule
 from kvbaton.types import FidelityClass
 
 WHOLE = """
@@ -28,6 +28,7 @@ policy = "gates-only"
 minimum_fidelity = "lossy"
 max_lossy_hops = 2
 max_exact_hops = 9
+beyond_hops = "summary"
 min_tokens = 512
 max_rounds = 6
 max_moves_per_minute = 0.5
@@ -71,6 +72,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         minimum_fidelity=FidelityClass.LOSSY,
         max_lossy_hops=2,
         max_exact_hops=9,
+        beyond_hops=BeyondHops.SUMMARY,
         min_tokens=512,
         max_rounds=6,
         max_moves_per_minute=0.5,

@@ -65,16 +65,19 @@ SAID = {
     ),
     "hops": (
         ReasonCode.HOPS,
-        "4 lossy or approximate hand-offs since the last exact prefill, and at most 3 are accepted",
+        "4 lossy or approximate hand-offs since the last exact prefill, and at most 3 are "
+        "accepted; the text of planner/context@4 is read",
     ),
     "exact-hops": (
         ReasonCode.EXACT_HOPS,
-        "1 exact hand-offs since the last prefill from text, and at most 0 are accepted",
+        "1 exact hand-offs since the last prefill from text, and at most 0 are accepted; the text "
+        "of planner/context@4 is read",
     ),
     "rounds": (ReasonCode.ROUNDS, "round 1 of the chain, and at most 0 are accepted"),
     "change-rate": (
         ReasonCode.CHANGE_RATE,
-        "the ref 'planner/context' moves 0.5 times a minute, and at most 0.4 are accepted",
+        "the ref 'planner/context' moves 0.5 times a minute, and at most 0.4 are accepted; the "
+        "text of planner/context@4 is read",
     ),
     "divergence": (
         ReasonCode.TOKENS_DIVERGE,
@@ -209,6 +212,15 @@ def test_hops_that_cannot_be_counted_are_too_many(hops: Hops) -> None:
     found = replace(asked, manifest=replace(asked.manifest, hops=hops))
     (reason,) = decide_by_gates(found, found.gates).reasons
     assert "cannot be counted: a parent is missing" in reason.sentence
+
+
+@pytest.mark.parametrize("name", ["hops", "exact-hops"])
+def test_without_a_ref_too_many_hops_name_no_number(name: str) -> None:
+    """There is none to refer to."""
+    asked = refused_by_one_gate()[name]
+    plain = replace(asked, manifest=replace(asked.manifest, ref="", sequence=-1))
+    (reason,) = decide_by_gates(plain, plain.gates).reasons
+    assert reason.sentence.endswith("are accepted")
 
 
 def test_a_shorter_match_is_partial() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvbaton.policy.base import Question
 from kvbaton.policy.gates import TakeContext
 from kvbaton.policy.routes import EXACT, SLICE, TEXT, Prediction
-from kvbaton.policy.rules import PolicyRules, StaleRule
+from kvbaton.policy.rules import BeyondHops, PolicyRules, StaleRule
 from kvbaton.types import (
     Fidelity,
     FidelityClass,
@@ -246,6 +246,7 @@ def tightenings(loose: PolicyRules) -> st.SearchStrategy[PolicyRules]:
         minimum_fidelity=st.sampled_from(classes[: classes.index(loose.minimum_fidelity) + 1]),
         max_lossy_hops=_at_most(loose.max_lossy_hops, 5),
         max_exact_hops=_at_most(loose.max_exact_hops, 5),
+        beyond_hops=st.sampled_from(BeyondHops),
         min_tokens=st.integers(loose.min_tokens, max(loose.min_tokens, 1000)),
         max_rounds=_at_most(loose.max_rounds, 9),
         max_moves_per_minute=_at_most(loose.max_moves_per_minute, 100),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import runpy
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 import kvbaton
 from kvbaton.cli.main import build_app
+from kvbaton.lineage.ledger import Ledger
 from kvbaton.types import Outcome, ReasonCode
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,31 @@ def test_the_loop_of_the_guide_is_the_one_of_the_example() -> None:
     assert shown in (ROOT / "examples" / "own_generate_loop.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["hand-off.md", "troubleshooting.md"])
+def test_the_examples_of_the_lineage_guide_run(tiny: Path, remembered: Any, tmp_path: Path) -> None:
+    """All Python blocks of `lineage.md`, one after the other: what was built on the first plan is
+    stale, and who holds it is told."""
+    engine = remembered(str(tiny), dtype="float32")
+    place = {"store": f"dir://{tmp_path}/store", "ledger": f"sqlite:///{tmp_path}/ledger.db"}
+    agents = {name: kvbaton.Agent(name, engine, **place) for name in ("planner", "coder")}
+    turn = agents["planner"].run("Plan it. " * 20, max_new_tokens=4)
+    first, second = blocks("lineage.md", "python")
+    before, after = first.split("...\n", 1)
+    script = tmp_path / "guide.py"
+    script.write_text(before + second + after, encoding="utf-8")
+    heard: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    given = {"turn": turn, "print": lambda *said: heard.put(said)}
+    names = runpy.run_path(str(script), agents | given)
+    assert names["code"].receipt.freshness["standing"] == "current"
+    with Ledger(place["ledger"], "local") as ledger:
+        assert ledger.head("plan").baton == names["plan"].id
+        stale = {node.id for node in ledger.nodes(stale=True)}
+        assert {names["file"], names["code"].receipt.id} < stale
+    node, why = heard.get(timeout=60)
+    assert (node in stale, why) == (True, "plan has moved on from 1")
+    names["release"]()
+
+
+@pytest.mark.parametrize("page", ["hand-off.md", "lineage.md", "troubleshooting.md"])
 def test_commands_in_the_guides_exist(page: str) -> None:
     """Every `kvbaton ...` in a guide is a command with these options."""
     text = (GUIDES / page).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli, Exported
+from tests.cli.conftest import DOCUMENT, Cli, Exported
 from tests.cli.test_reference import names, shape
 
 from kvbaton.policy.explanation import PredictedRoute
@@ -65,6 +65,23 @@ def test_a_text_route_is_explained_for_people(
     assert lines[0] == f"receipt {receipt['id']}: route text, kv-unusable"
     assert any("✗ segment-missing" in line and line.endswith("<- decided") for line in lines)
     assert "decided by: segment-missing" in lines
+
+
+def test_a_partial_route_is_explained(
+    cli: Cli, tiny: Path, exported: Exported, tmp_path: Path, log: Path
+) -> None:
+    """The caller's own messages have a beginning in common: that gate let it pass by less."""
+    messages = [{"role": "user", "content": DOCUMENT[:200] + "What opens door 21?"}]
+    path = tmp_path / "messages.json"
+    path.write_text(json.dumps(messages), encoding="utf-8")
+    printed = cli(
+        "take", "--model", tiny, "--baton", exported.baton, "--store", exported.store,
+        "--dtype", "float32", "--messages", path, "--max-new-tokens", "3", "--json",
+    ).json  # fmt: skip
+    said = cli("explain", printed["receipt"]["id"], "--json", "--receipts", log).json
+    assert (said["route"], said["chosen"]) == ("partial", "exact")
+    assert said["decided_by"] == "divergence"
+    assert marks(said) == {name: "~" if name == "divergence" else "✓" for name in NAMES}
 
 
 def test_what_take_prints_can_be_piped(cli: Cli, tiny: Path, exported: Exported) -> None:

@@ -3,7 +3,7 @@
 The speeds come from a calibration at other lengths, and that of each store from an object that is
 put there and removed.  Then every point of the grid, a length, a profile and a bandwidth, is taken
 from a store that is really that slow, and by text; the policy has chosen before.  The bandwidths of
-a length lie around its own break-even, which is measured once, coarsely.
+a length lie around its own break-even, which is measured coarsely.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ AS_GOOD, NEAR = 0.05, 2.0
 _INSTRUCTION = "Say in one sentence what the text above is about."
 _PATIENCE_S = 3600.0
 _ROOM_BYTES = 2 << 30
+_COARSE = 3
+"""Takes by each route from which break-even is measured, coarsely."""
 _LEAST_SHARE = 0.1
 """Of the time by text, left for the line where the cache alone takes about as long."""
 
@@ -184,8 +186,9 @@ class _Grid:
         for tokens in self._plan.tokens:
             say(f"{tokens} tokens")
             batons = self._handed_off(tokens, self._plan.profiles)
-            first = self._take(batons[EXACT_CODEC], self._store, route=Route.TEXT)
-            text, caches = [first.seconds["ttft"]], {}
+            whole = batons[EXACT_CODEC]
+            text = [self._ttft(whole, self._store, route=Route.TEXT) for _ in range(_COARSE)]
+            caches = {}
             for profile, baton in batons.items():
                 say(f"{tokens} tokens, {profile}")
                 self._look_around(aside)
@@ -218,6 +221,9 @@ class _Grid:
         options = {"max_new_tokens": 1, "ignore_eos": True, "strict": not options} | options
         return self._agent(EXACT_CODEC, store).take(baton.ref, _INSTRUCTION, **options).receipt
 
+    def _ttft(self, baton: Baton, store: Store, **options: Any) -> float:
+        return self._take(baton, store, **options).seconds["ttft"]
+
     def _look_around(self, aside: Sequence[Baton]) -> None:
         """A few turns of lengths that are not in the grid: they say how busy the host is now."""
         for baton in aside:
@@ -226,10 +232,9 @@ class _Grid:
                 self._learner.seen(receipt.to_json(), store=self._store.url)
 
     def _lines(self, baton: Baton, text_s: float) -> list[ThrottledStore]:
-        """Slow lines around the bandwidth at which text and cache are as fast, measured once."""
+        """Slow lines around a coarsely measured break-even."""
         gc.collect()
-        self._take(baton, self._store)  # the first one touches everything for the first time
-        left_s = text_s - self._take(baton, self._store).seconds["ttft"]
+        left_s = text_s - median(self._ttft(baton, self._store) for _ in range(_COARSE))
         even = _size(baton) / max(left_s, _LEAST_SHARE * text_s)
         return [ThrottledStore(self._store, even * one) for one in self._plan.multiples]
 
@@ -277,11 +282,9 @@ class _Grid:
         """Seconds to the first token at each point; those of text are added to ``text``."""
         times: list[list[float]] = [[] for _ in points]
         for repeat in range(self._plan.repeats):
-            receipt = self._take(baton, self._store, route=Route.TEXT)
-            text.append(receipt.seconds["ttft"])
+            text.append(self._ttft(baton, self._store, route=Route.TEXT))
             for index in turned(range(len(points)), repeat):
-                receipt = self._take(baton, points[index].line)
-                times[index].append(receipt.seconds["ttft"])
+                times[index].append(self._ttft(baton, points[index].line))
         return times
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
 from kvbaton.answering import Answering
+from kvbaton.choosing import Choosing
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
 from kvbaton.conversation import Conversation, Turn
@@ -105,6 +106,8 @@ class Agent(Tracked):
         Asked for the text that a cache stands for, before it is handed off and before it is taken.
     following
         The agent's view of the ledger; none by default.
+    choosing
+        Chooses how whole turns are encoded; by default they go by the relay's plan.
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are named
@@ -122,13 +125,14 @@ class Agent(Tracked):
         watch_for: WatchFor | None = None,
         filters: Sequence[TextFilter] = (),
         following: Following | None = None,
+        choosing: Choosing | None = None,
     ) -> None:
         self.name, self.engine, self.relay = name, engine, relay
         self.writer = PromptWriter(engine.chat, system, preamble, tools)
         self.stream = not filters if stream is None else stream
         self.deadline_s, self.log, self.gate = deadline_s, log, TextGate(engine, tuple(filters))
         self.watch_for: WatchFor = watch_for or (lambda fidelity, how: None)
-        self.following = following or Following(None, name)
+        self.following, self.choosing = following or Following(None, name), choosing
         self.conversation: Conversation | None = None
 
     def forget(self) -> None:
@@ -385,8 +389,9 @@ class Agent(Tracked):
 
     def _sender(self) -> Sender:
         return Sender(
-            self.name, self.relay, self.gate, self.following, own=(self.writer.system or "",)
-        )
+            self.name, self.relay, self.gate, self.following, (self.writer.system or "",),
+            self.choosing,
+        )  # fmt: skip
 
     def ticket(
         self,
@@ -583,7 +588,10 @@ class Agent(Tracked):
         finish: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> Turn:
         """Decode behind whatever is attached, keep the conversation, log the receipt."""
-        answering = Answering(self.name, self.relay, self.following, stream=self.stream)
+        stream = self.stream
+        if stream and self.choosing is not None:
+            stream = self.choosing.expects_exact(len(wanted.ids), how.max_new_tokens)
+        answering = Answering(self.name, self.relay, self.following, stream=stream)
         turn = answering.answer(cache, wanted, how, account, watch=watch, strict=strict)
         turn = self._kept(finish(turn))
         store = self.relay.store.url if account.baton is None else account.baton.ref.store

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbaton import agent, models, settings
 from kvbaton.backing import NOWHERE, Origin, Source
+from kvbaton.choosing import AUTO, Choosing
 from kvbaton.codecs.calibration import (
     EXACT_PROFILE,
 )
@@ -381,8 +382,10 @@ class Agent(agent.Agent):
         Store full segments while decoding, so that a hand-off has only the tail left to do; by
         default where there are no filters, which are asked before anything is stored.
     profile
-        How the agent's caches are encoded: ``exact``, or a lossy profile that was measured on the
-        model, such as ``near-lossless`` or ``compact``.
+        How the agent's caches are encoded: ``exact``, a lossy profile that was measured on the
+        model, such as ``near-lossless`` or ``compact``, or ``auto``: hand-off by hand-off the one
+        that is predicted to be fastest, or text, as the policy allows (``kvbaton policy
+        calibrate`` measures that).
     max_lossy_hops
         Lossy or approximate hand-offs in a row after which the agent prefills the ids.
     log
@@ -416,9 +419,13 @@ class Agent(agent.Agent):
         policy: Policy | PolicyFile | Path | str | None = None,
         ledger: LedgerKeeper | str | None = None,
     ) -> None:
+        fixed = EXACT_PROFILE if profile == AUTO else profile
         relay = relay_for(
-            engine, store, domain, profile=profile, max_lossy_hops=max_lossy_hops, policy=policy
+            engine, store, domain, profile=fixed, max_lossy_hops=max_lossy_hops, policy=policy
         )
+        choosing = None
+        if profile == AUTO:
+            choosing = Choosing(name, relay, lambda known: plan_of(engine, known))
         preamble = context.text if isinstance(context, Context) else context
         super().__init__(
             name,
@@ -433,4 +440,5 @@ class Agent(agent.Agent):
             watch_for=watch_for(engine),
             filters=default_filters() if filters is None else filters,
             following=Following(default_ledger(relay.store, relay.domain, ledger), name),
+            choosing=choosing,
         )

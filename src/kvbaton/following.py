@@ -280,8 +280,8 @@ class Following:
         stands = self._kept().stands(ref)
         return Place(ref, 1 + (self._seen.get(ref, stands) if expect is None else expect))
 
-    def move(self, baton: Baton, built_on: Sequence[str], model: str, store: Store) -> Head:
-        """Move a baton's ref to it.
+    def move(self, baton: Baton, node: Node, store: Store) -> Head:
+        """Move a baton's ref to it, where ``node`` stands for it.
 
         Raises
         ------
@@ -291,7 +291,6 @@ class Following:
             The ledger cannot be used now.
         """
         listing = baton.manifest
-        node = baton_node(baton, built_on, model)
         try:
             head = self._kept().move(listing.ref, node, expected=listing.sequence - 1)
         except RefConflict:
@@ -302,10 +301,6 @@ class Following:
         return head
 
     # -- notes ------------------------------------------------------------------------------------
-
-    def note_baton(self, baton: Baton, built_on: Sequence[str], model: str) -> tuple[Reason, ...]:
-        """Note a baton soon; a warning where that cannot be kept."""
-        return () if self.keeper is None else self._note(baton_node(baton, built_on, model))
 
     def note_answer(self, receipt: Receipt, built_on: Sequence[str]) -> tuple[Reason, ...]:
         """Note an answer soon; a warning where that cannot be kept."""
@@ -328,7 +323,7 @@ class Following:
             created_ms=receipt.created_ms,
             facts=facts,
         )
-        return self._note(node)
+        return self.note(node)
 
     def note_artefact(self, label: str, built_on: Sequence[str]) -> str:
         """Note something that was made from contexts; its id.
@@ -369,7 +364,8 @@ class Following:
 
         return done
 
-    def _note(self, node: Node) -> tuple[Reason, ...]:
+    def note(self, node: Node) -> tuple[Reason, ...]:
+        """Note a node soon; a warning where that cannot be kept."""
         if self.keeper is None:
             return ()
         try:
@@ -392,8 +388,10 @@ def stale_sentence(found: Freshness) -> str:
     return f"based on stale context{based}: {found.why}"
 
 
-def baton_node(baton: Baton, built_on: Sequence[str], model: str) -> Node:
-    """A baton as the ledger knows it."""
+def baton_node(
+    baton: Baton, built_on: Sequence[str], model: str, facts: JSON | None = None
+) -> Node:
+    """A baton as the ledger knows it, made by a model from nodes of these ids."""
     listing = baton.manifest
     return Node(
         baton.id,
@@ -411,7 +409,7 @@ def baton_node(baton: Baton, built_on: Sequence[str], model: str) -> Node:
         store=baton.ref.store,
         expires_ms=listing.expires_ms,
         created_ms=listing.created_ms,
-        facts=_facts(listing),
+        facts=_facts(listing) | (facts or {}),
     )
 
 

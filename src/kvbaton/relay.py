@@ -208,6 +208,10 @@ class Relay:
         """How caches are encoded where a hand-off names no other plan."""
         return self.shipper.plan
 
+    def encode_by(self, plan: codecs.CodecPlan | None) -> None:
+        """Encode by another plan from now on; None for lossless."""
+        self.shipper.plan = plan or codecs.exact_plan(len(self.engine.layout.layers))
+
     # -- hand_off: export -> slice -> encode -> seal -> put --------------------------------------
 
     def hand_off(  # noqa: PLR0913 - all but three have defaults and are named

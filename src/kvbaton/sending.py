@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvbaton.choosing import Choice, Choosing
 from kvbaton.conversation import Turn
 from kvbaton.engines.base import Engine
 from kvbaton.errors import InputError
-from kvbaton.following import NO_REF, Following, Place
+from kvbaton.following import NO_REF, Following, Place, baton_node
 from kvbaton.gating import TextGate
 from kvbaton.redaction import redacted_content
 from kvbaton.relay import Relay
@@ -37,8 +38,8 @@ class Cutting:
 class Sender:
     """Hands turns of one agent off.
 
-    ``gate`` asks the filters, ``following`` notes what was handed off, and ``own`` are texts of
-    the agent's that no other domain may see.
+    ``gate`` asks the filters, ``following`` notes what was handed off, ``own`` are texts of the
+    agent's that no other domain may see, and ``choosing`` says how whole turns are encoded.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Sender:
     gate: TextGate
     following: Following
     own: tuple[str, ...] = ()
+    choosing: Choosing | None = None
 
     @property
     def engine(self) -> Engine:
@@ -81,6 +83,12 @@ class Sender:
             clean=cut.clean,
         )
         words, whole = words_of(self.engine, source, turn, wanted), wanted is Mode.CONTINUE
+        choice = None
+        if self.choosing is not None and whole and packing.plan is None:
+            choice = self.choosing.choose(turn)
+            self.relay.encode_by(choice.plan)
+            if choice.by_text and self.gate.passes(words):
+                return self._noted(self._as_text(turn, said, None, expires_ms, place), turn, choice)
         if not self.gate.passes(words):
             part = None if whole else (words.ids, shown)
             return self._noted(self._as_text(turn, said, None, expires_ms, place, part), turn)
@@ -99,7 +107,7 @@ class Sender:
         )
         if wanted is not Mode.SLICE and packing.plan is None and not packing.noise:
             turn.conversation.shipped(baton.manifest.segments)
-        return self._noted(baton, turn)
+        return self._noted(baton, turn, choice)
 
     def _as_text(
         self,
@@ -133,13 +141,14 @@ class Sender:
             place=place.in_manifest,
         )
 
-    def _noted(self, baton: Baton, turn: Turn) -> Baton:
+    def _noted(self, baton: Baton, turn: Turn, choice: Choice | None = None) -> Baton:
         """A baton that is in the store, noted in the ledger, its ref moved to it."""
-        made_from, model = turn.conversation.built_on, self.engine.name
+        facts = {} if choice is None else choice.to_json()
+        node = baton_node(baton, turn.conversation.built_on, self.engine.name, facts)
         if baton.manifest.ref:
-            self.following.move(baton, made_from, model, self.relay.store)
+            self.following.move(baton, node, self.relay.store)
             return baton
-        troubles = self.following.note_baton(baton, made_from, model)
+        troubles = self.following.note(node)
         return replace(baton, warnings=(*baton.warnings, *troubles)) if troubles else baton
 
 

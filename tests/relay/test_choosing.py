@@ -84,12 +84,12 @@ def choosing_agent(agent_of: Any, engine: Any, tmp_path: Path) -> Callable[..., 
     ("bytes_per_s", "fast_text", "policy", "codec"),
     [
         (1e12, False, {}, "raw"),  # the store is faster than decoding
-        (1e3, False, {}, "eight"),
-        (1e3, False, {"rules": {"minimum_fidelity": "exact"}}, "raw"),
-        (1e3, False, {"rules": {"routes": ["exact"]}}, "raw"),
-        (1e3, False, {"rules": {"max_lossy_hops": 0}}, "raw"),
-        (1e3, True, {}, None),
-        (1e3, True, {"rules": {"worth_it": False}}, "raw"),
+        (2e3, False, {}, "eight"),
+        (2e3, False, {"rules": {"minimum_fidelity": "exact"}}, "raw"),
+        (2e3, False, {"rules": {"routes": ["exact"]}}, "raw"),
+        (2e3, False, {"rules": {"max_lossy_hops": 0}}, "raw"),
+        (2e3, True, {}, None),
+        (2e3, True, {"rules": {"worth_it": False}}, "raw"),
     ],
 )
 def test_the_fastest_route_that_is_allowed_is_chosen(
@@ -116,10 +116,10 @@ def test_nothing_measured_goes_as_it_is(choosing_agent: Any) -> None:
 
 def test_nothing_is_quantized_twice(choosing_agent: Any) -> None:
     """Behind what another codec has changed only that codec or none may go on."""
-    first = choosing_agent("first", bytes_per_s=1e3)
+    first = choosing_agent("first", bytes_per_s=2e3)
     lossy = first.hand_off(first.run(LONG, max_new_tokens=5))
     assert lossy.manifest.fidelity.codec == "eight"
-    second = choosing_agent("second", bytes_per_s=1e3)
+    second = choosing_agent("second", bytes_per_s=2e3)
     onward = second.hand_off(second.take(lossy.id, "Go on", max_new_tokens=5))
     assert onward.manifest.fidelity.codec == "eight"
     assert onward.manifest.hops.lossy == 2

@@ -137,7 +137,10 @@ def relays_for(engine: Any) -> RelayOf:
     from kvbaton.bench.calibrating import plain_relays
 
     return plain_relays(
-        engine, lambda name: defaults.plan_of(engine, name), defaults.calibrated, defaults.checks_for(engine)
+        engine,
+        lambda name: defaults.plan_of(engine, name),
+        defaults.calibrated,
+        defaults.checks_for(engine),
     )
 
 

@@ -39,8 +39,8 @@ SHAPES = {
    "after"?: {"standing", "as_of", "why"}},
   "decision": {"policy", "route", "chosen", "shadow", "decided_by", "reasons",
    "gates": [{"gate", "said", "reason"?}],
-   "predictions": [{"route", "ttft_s", "low_s", "high_s"}]} | null, "shadow": {} | null, "first_divergence", "finish", "labels",
-  "created_ms"}}"""
+   "predictions": [{"route", "ttft_s", "low_s", "high_s"}]} | null, "shadow": {} | null,
+  "first_divergence", "finish", "labels", "created_ms"}}"""
 }
 """What ``--json`` prints, for the reference."""
 

@@ -340,6 +340,19 @@ def test_leases_and_gc_are_there_too(cli: Cli, exported: Exported) -> None:
     assert cli("ledger", "gc", "--dry-run", *where).json["dry_run"] is True
 
 
+def test_the_benchmark_prints_what_the_page_says(cli: Cli) -> None:
+    """Figures for programs, and tables for people."""
+    few = ("--known", "5", "--records", "2", "--handoffs", "5", "--repeats", "1")
+    result = cli("bench", "ledger", *few, "--json")
+    assert result.code == 0
+    said = result.json
+    assert {"record_ms", "decide_ms", "handoffs_per_s"} <= set(said) <= shape("bench ledger")
+    assert set(said["handoff_us"]) <= shape("bench ledger")
+    out = cli("bench", "ledger", *few).out
+    assert "hand-offs per second, by the clock" in out
+    assert cli("bench", "ledger", "--tokens", "1").code == 2
+
+
 # --- watching ----------------------------------------------------------------------------------
 
 

@@ -156,8 +156,9 @@ def _compare(output: Output, place: LedgerPlace, found: Ledger) -> None:
     with Seen(place.seen, place.url, place.domain) as seen:
         before = seen.so_far()
         try:
-            seen.check(before, found.sequence())
+            seen.check(before, found.sequence(), keep=False)
             for head in found.heads():
-                seen.check(before, head.as_of, ref=head.ref, number=head.sequence, baton=head.baton)
+                number, baton = head.sequence, head.baton
+                seen.check(before, head.as_of, ref=head.ref, number=number, baton=baton, keep=False)
         except LedgerRolledBack as error:
             output.warn(str(error))

@@ -172,6 +172,13 @@ def test_text_that_is_as_fast_does_not_suit(ttft_s: float, verdict: Suits) -> No
     assert judged(receipt(seconds={"ttft": ttft_s}), by_text()).verdict is verdict
 
 
+def test_a_verdict_by_predictions_alone_says_so() -> None:
+    """Nobody has read the text."""
+    found = judged(receipt(decision={"predictions": [{"route": "text", "ttft_s": 1.0}]}))
+    assert found.verdict is Suits.SUITS
+    assert found.why == "the cache is faster on the one hop, as far as text is predicted"
+
+
 def test_some_hops_suit() -> None:
     """Both kinds are named, and hops of which nothing is known are counted."""
     slow: dict[str, Any] = {"context_tokens": 200, "reused_tokens": 100}

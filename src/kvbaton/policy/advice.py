@@ -186,6 +186,8 @@ def _verdict(hops: Sequence[HopAdvice]) -> tuple[Suits, str]:
     good = [hop.evidence.agent for hop in known if hop.verdict is Suits.SUITS]
     open_ = len(hops) - len(known)
     rest = f"; of {open_} more nothing is known" if open_ else ""
+    if known and all(hop.evidence.basis == FORETOLD for hop in known):
+        rest += ", as far as text is predicted"
     if not known:
         return Suits.UNKNOWN, "no hop has receipts by which it could be judged"
     if len(good) == len(known):

@@ -28,9 +28,16 @@ from kvbaton.relay import CHECKED
 from kvbaton.stores import Kind, MemoryStore
 from kvbaton.types import Mode, Receipt, Route
 
-CALIBRATION = CalibrationPlan(text_tokens=(64, 128), take_tokens=(64, 128), rounds=2, budget_s=0.0)
+CALIBRATION = CalibrationPlan(
+    text_tokens=(64, 128), take_tokens=(64, 128), rounds=2, budget_s=0.0, patience_s=0.0
+)
 PLAN = PolicyBench(
-    ("exact",), tokens=(96, 160), multiples=(0.5, 20.0), repeats=2, calibration=CALIBRATION
+    ("exact",),
+    tokens=(96, 160),
+    multiples=(0.5, 20.0),
+    repeats=2,
+    calibration=CALIBRATION,
+    patience_s=0.0,
 )
 PROMISED = {"tokens", "bandwidth_mb_s", "chosen", "fastest", "predicted_s", "actual_s"}
 

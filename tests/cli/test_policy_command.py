@@ -28,7 +28,9 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration of two rounds."""
 
     def plan(profiles: tuple[str, ...]) -> CalibrationPlan:
-        return CalibrationPlan(profiles, (64, 128), (64, 128), rounds=2, budget_s=0.0)
+        return CalibrationPlan(
+            profiles, (64, 128), (64, 128), rounds=2, budget_s=0.0, patience_s=0.0
+        )
 
     monkeypatch.setattr(calibrating, "CalibrationPlan", plan)
 

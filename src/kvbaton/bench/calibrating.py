@@ -10,9 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kvbaton.agent import Agent
+from kvbaton.bench.quiet import Quiet
 from kvbaton.bench.speed_samples import Samples, speeds_from
 from kvbaton.bench.store_speed import measure_store
 from kvbaton.bench.texts import fitted, real_texts
@@ -30,9 +32,9 @@ TEXT_TOKENS = (96, 192, 384, 768, 1536, 2560)
 TAKE_TOKENS = (192, 768, 1536)
 FEW_TOKENS = (4, 16, 32, 64)
 """Tokens of short passes from nothing, which is what a receiver adds behind a cache."""
-ROUNDS, BUDGET_S = 7, 48.0
+ROUNDS, BUDGET_S, PATIENCE_S = 7, 48.0, 12.0
 
-_PATIENCE_S = 3600.0
+_DEADLINE_S = 3600.0
 _INSTRUCTION = "Say in one sentence what the text above is about."
 _LONG = " ".join([_INSTRUCTION] * 8)
 _ANSWER = 6
@@ -65,6 +67,9 @@ class CalibrationPlan:
         Timed rounds through all of them, fewer where the budget ends before.
     budget_s
         Seconds after which no further round begins; two are made whatever they take.
+    patience_s
+        Seconds of them that may go into waiting until other processes are done, and into takes
+        that they have disturbed.
 
     Raises
     ------
@@ -77,6 +82,7 @@ class CalibrationPlan:
     take_tokens: tuple[int, ...] = TAKE_TOKENS
     rounds: int = ROUNDS
     budget_s: float = BUDGET_S
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         if EXACT_CODEC not in self.profiles:
@@ -127,10 +133,10 @@ class _Bench:
         self._store = MemoryStore()
         self.memory_speed = measure_store(self._store, patience_s=0.1)
         self._relays = {name: relay_of(name, self._store) for name in plan.profiles}
-        self._samples = Samples()
+        self._samples, self._quiet = Samples(), Quiet(plan.patience_s)
         self._batons: dict[tuple[str, int], Baton] = {}
         self._receiver = Agent(
-            "calibration", engine, self._relays[EXACT_CODEC], stream=False, deadline_s=_PATIENCE_S
+            "calibration", engine, self._relays[EXACT_CODEC], stream=False, deadline_s=_DEADLINE_S
         )
 
     def run(self) -> Samples:
@@ -170,7 +176,7 @@ class _Bench:
 
     def _agent(self, profile: str) -> Agent:
         relay = self._relays[profile]
-        return Agent("calibration", self._engine, relay, stream=False, deadline_s=_PATIENCE_S)
+        return Agent("calibration", self._engine, relay, stream=False, deadline_s=_DEADLINE_S)
 
     def _prepare(self) -> None:
         """Hand every context off, shortest first, until a part of the budget is used up."""
@@ -215,9 +221,14 @@ class _Bench:
     def _take(self, baton: Baton, instruction: str, **options: Any) -> Receipt:
         """A take by reference, as a receiver elsewhere would do it."""
         options = {"max_new_tokens": 1, "ignore_eos": True} | options
-        turn = self._receiver.take(baton.ref, instruction, **options)
+
+        def take() -> Receipt:
+            self._receiver.forget()
+            return self._receiver.take(baton.ref, instruction, **options).receipt
+
+        receipt = self._quiet.run(take)
         self._receiver.forget()
-        return turn.receipt
+        return receipt
 
     def _answer(self) -> None:
         """What a token of an answer takes."""
@@ -227,14 +238,19 @@ class _Bench:
 
     def _passes(self, baton: Baton) -> None:
         """Short passes from nothing; keys that are turned, and rows that are computed again."""
-        engine, ids = self._engine, baton.transcript.ids
+        ids = baton.transcript.ids
         for count in (one for one in FEW_TOKENS if one < len(ids)):
-            cache = engine.new_cache(count + 1)
-            started = time.perf_counter()
-            engine.forward(cache, ids[:count])
-            engine.wait_for_device()
-            self._samples.few.append((count, time.perf_counter() - started))
+            self._samples.few.append((count, self._quiet.run(partial(self._pass, ids[:count]))))
         self._slices(baton)
+
+    def _pass(self, ids: Sequence[int]) -> float:
+        """Seconds of a pass over a few tokens from nothing."""
+        engine = self._engine
+        cache = engine.new_cache(len(ids) + 1)
+        started = time.perf_counter()
+        engine.forward(cache, ids)
+        engine.wait_for_device()
+        return time.perf_counter() - started
 
     def _slices(self, baton: Baton) -> None:
         """What slices cost besides, on models whose caches can be moved."""
@@ -243,7 +259,7 @@ class _Bench:
         if relay.slice_refusal(baton, cached + 1):
             return
         runs = [TokenRun(1, cached - 1)]
-        taken = relay.hang(baton, runs, at=0, prompt_tokens=cached + 1, deadline_s=_PATIENCE_S)
+        taken = relay.hang(baton, runs, at=0, prompt_tokens=cached + 1, deadline_s=_DEADLINE_S)
         if taken.cache is None:
             return
         self._samples.align.append((taken.reused, taken.seconds.get("align", 0.0)))

@@ -21,6 +21,7 @@ from kvbaton.agent import Agent
 from kvbaton.bench.calibrating import CalibrationPlan, RelayOf, calibrate
 from kvbaton.bench.fidelity.throttle import ThrottledStore
 from kvbaton.bench.machine import environment, fast_folder, library_versions, load
+from kvbaton.bench.quiet import Quiet
 from kvbaton.bench.store_speed import measure_store
 from kvbaton.bench.texts import fitted, real_texts
 from kvbaton.bench.ttft import turned
@@ -38,11 +39,12 @@ TOKENS = (128, 256, 512, 1024, 2048)
 MULTIPLES = (0.33, 0.45, 0.65, 1.05, 1.6, 3.0, 8.0, 30.0)
 """Bandwidths of a length and profile, in multiples of the break-even: three of eight are near."""
 REPEATS, STORE_PATIENCE_S = 3, 0.25
+PATIENCE_S = 240.0
 AS_GOOD, NEAR = 0.05, 2.0
 """Share by which a right choice may be slower, and how near to break-even a bandwidth is near."""
 
 _INSTRUCTION = "Say in one sentence what the text above is about."
-_PATIENCE_S = 3600.0
+_DEADLINE_S = 3600.0
 _ROOM_BYTES = 2 << 30
 _COARSE = 3
 """Takes by each route from which break-even is measured, coarsely."""
@@ -68,6 +70,9 @@ class PolicyBench:
         Timed takes at each point; medians count.
     calibration
         The calibration; it uses none of the lengths.
+    patience_s
+        Seconds that may go into waiting until other processes are done, and into takes that they
+        have disturbed.
 
     Raises
     ------
@@ -80,6 +85,7 @@ class PolicyBench:
     multiples: tuple[float, ...] = MULTIPLES
     repeats: int = REPEATS
     calibration: CalibrationPlan | None = None
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         if not (self.tokens and self.multiples and self.profiles) or self.repeats < 1:
@@ -131,7 +137,8 @@ def measure_policy(engine: Any, relay_of: RelayOf, plan: PolicyBench, say: Say) 
     with tempfile.TemporaryDirectory(prefix="kvbaton-bench-", dir=folder) as place:
         store = open_store(f"dir://{Path(place) / 'store'}")
         speeds = calibrate(engine, store, relay_of, plan.calibrated, say)
-        rows = list(_Grid(engine, relay_of, plan, store, speeds).rows(say))
+        grid = _Grid(engine, relay_of, plan, store, speeds)
+        rows = list(grid.rows(say))
         store.close()
     return {
         "model": engine.name,
@@ -140,6 +147,8 @@ def measure_policy(engine: Any, relay_of: RelayOf, plan: PolicyBench, say: Say) 
         "environment": machine | {"load_after": load(), **library_versions()},
         "settings": {
             "repeats": plan.repeats,
+            "takes": grid.quiet.runs,
+            "disturbed": grid.quiet.disturbed,
             "shared_memory": folder != Path(tempfile.gettempdir()),
         },
     }
@@ -174,6 +183,7 @@ class _Grid:
     ) -> None:
         self._engine, self._relay_of, self._plan = engine, relay_of, plan
         self._store, self._policy, self._learner = store, make_policy(), Learner(speeds)
+        self.quiet = Quiet(plan.patience_s)
         self._text = "\n\n".join(one.text for one in real_texts())
 
     def rows(self, say: Say) -> Iterator[JSON]:
@@ -200,7 +210,7 @@ class _Grid:
 
     def _agent(self, profile: str, store: Store) -> Agent:
         relay = self._relay_of(profile, store)
-        return Agent("bench", self._engine, relay, stream=False, deadline_s=_PATIENCE_S)
+        return Agent("bench", self._engine, relay, stream=False, deadline_s=_DEADLINE_S)
 
     def _handed_off(self, tokens: int, profiles: Sequence[str]) -> dict[str, Baton]:
         """Batons of one context, by profile."""
@@ -219,7 +229,8 @@ class _Grid:
     def _take(self, baton: Baton, store: Store, **options: Any) -> Receipt:
         """A take by reference, whose receipt has its time to the first token."""
         options = {"max_new_tokens": 1, "ignore_eos": True, "strict": not options} | options
-        return self._agent(EXACT_CODEC, store).take(baton.ref, _INSTRUCTION, **options).receipt
+        agent = self._agent(EXACT_CODEC, store)
+        return self.quiet.run(lambda: agent.take(baton.ref, _INSTRUCTION, **options).receipt)
 
     def _ttft(self, baton: Baton, store: Store, **options: Any) -> float:
         return self._take(baton, store, **options).seconds["ttft"]

@@ -95,6 +95,15 @@ def test_a_slower_store_is_told_from_a_slower_host(slow: float) -> None:
     assert found.attach.unit_s == pytest.approx(KNOWN.attach.unit_s)
 
 
+def test_waiting_for_something_else_is_not_the_stores() -> None:
+    """A ledger or a filter that takes a second leaves the store's speed as it is."""
+    receipt = cache_receipt()
+    receipt["seconds"] |= {"freshness": 1.0, "ttft": receipt["seconds"]["ttft"] + 1.0}
+    found = after([receipt] * 9)
+    opening = KNOWN.opening.seconds(2) / KNOWN.stores[STORE].get_s(3e6, objects=2, reads=20)
+    assert 1e8 / found.stores[STORE].get_bytes_per_s <= 1.001 + opening
+
+
 def test_a_codec_is_learnt_apart_from_others() -> None:
     """Takes of compact say nothing of how exact ones are decoded."""
     found = after([cache_receipt(slow=3.0, codec="compact")] * 9)

@@ -179,9 +179,10 @@ def _by_cache(speeds: Speeds, turn: _Turn, store: str) -> Observed | None:
     }
     phases |= _forward(speeds, turn, turn.forward_s / expected.forward_s)
     host_s = sum(pairs.values()) + expected.forward_s
-    # the manifest is read in the same phase as the segments, so both are looked at together
+    # the manifest is read in the same phase as the segments, and is part of what is aside; what
+    # else was waited for, such as a ledger, is no part of that phase
     aside_s = expected.opening_s + expected.overhead_s
-    waited_s = turn.ttft_s - turn.host_s - aside_s
+    waited_s = min(turn.ttft_s - turn.host_s - aside_s, turn.seconds.get("get", 0.0))
     if line is not None and store and expected.get_s > _LEAST_SHARE * (expected.get_s + aside_s):
         phases[f"get/{store_name(store)}"] = max(waited_s / expected.get_s, _LEAST_S)
     return Observed(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvbaton.alignment.recompute import Repair
-    from kvbaton.api import Agent, attach_cache, export_cache, load, wrap
+    from kvbaton.api import Agent, StaleContext, attach_cache, export_cache, load, wrap
     from kvbaton.context import Context
     from kvbaton.conversation import Turn
     from kvbaton.defaults import plan_of
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
         Filtered,
         KvbatonError,
         NotTrusted,
+        RefConflict,
+        Superseded,
         TrustFault,
+        UnknownRef,
     )
     from kvbaton.leasing import hold
+    from kvbaton.lineage.ledger import Ledger
     from kvbaton.policy.base import Decision, Policy, Question
     from kvbaton.policy.filters import Passed, PatternFilter, Redact, Refuse
     from kvbaton.policy.routes import Prediction
@@ -44,6 +48,7 @@ _HOMES = {
     "Decision": "policy.base",
     "Filtered": "errors",
     "KvbatonError": "errors",
+    "Ledger": "lineage.ledger",
     "NotTrusted": "errors",
     "Passed": "policy.filters",
     "PatternFilter": "policy.filters",
@@ -53,14 +58,18 @@ _HOMES = {
     "Question": "policy.base",
     "Receipt": "types",
     "Redact": "policy.filters",
+    "RefConflict": "errors",
     "Refuse": "policy.filters",
     "Relay": "relay",
     "Repair": "alignment.recompute",
     "Sampling": "engines.transformers.sampling",
     "SealScheme": "seals",
+    "StaleContext": "api",
+    "Superseded": "errors",
     "TrustDomain": "seals",
     "TrustFault": "errors",
     "Turn": "conversation",
+    "UnknownRef": "errors",
     "attach_cache": "api",
     "end_of_turn": "triggers",
     "export_cache": "api",
@@ -69,7 +78,7 @@ _HOMES = {
     "local_domain": "seals",
     "marker": "triggers",
     "open_store": "stores",
-    "plan_of": "api",
+    "plan_of": "defaults",
     "predicate": "triggers",
     "router": "triggers",
     "tool_call": "triggers",
@@ -85,6 +94,7 @@ __all__ = [
     "Decision",
     "Filtered",
     "KvbatonError",
+    "Ledger",
     "NotTrusted",
     "Passed",
     "PatternFilter",
@@ -94,14 +104,18 @@ __all__ = [
     "Question",
     "Receipt",
     "Redact",
+    "RefConflict",
     "Refuse",
     "Relay",
     "Repair",
     "Sampling",
     "SealScheme",
+    "StaleContext",
+    "Superseded",
     "TrustDomain",
     "TrustFault",
     "Turn",
+    "UnknownRef",
     "attach_cache",
     "end_of_turn",
     "export_cache",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbaton import agent, models, settings
 from kvbaton.backing import NOWHERE, Origin, Source
 from kvbaton.choosing import AUTO, Choosing
-from kvbaton.codecs.calibration import (
-    EXACT_PROFILE,
-)
+from kvbaton.clock import Clock
+from kvbaton.codecs.calibration import EXACT_PROFILE
 from kvbaton.context import Context
 from kvbaton.deciding import Deciding
 from kvbaton.defaults import (
@@ -30,17 +31,19 @@ from kvbaton.engines.base import Engine
 from kvbaton.engines.transformers.adopt import Adopted, Ids, adopt, as_batch, is_batch
 from kvbaton.engines.transformers.load import load_checkpoint, load_tokenizer, wrap_model
 from kvbaton.errors import BatonRefused, Filtered, InputError
-from kvbaton.following import Following
+from kvbaton.following import Following, baton_node
 from kvbaton.gating import TextGate
 from kvbaton.lineage.keeper import LedgerKeeper
 from kvbaton.opening import Bearer
 from kvbaton.policy.base import Policy
 from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.policy_files import PolicyFile
-from kvbaton.references import signers_of
+from kvbaton.policy.rules import StaleRule
+from kvbaton.references import open_current, signers_of
 from kvbaton.relay import MAX_LOSSY_HOPS, Relay
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Store, open_store
+from kvbaton.taking import stale_rule
 from kvbaton.types import Baton, BatonRef, Role, Span, TokenRun, Transcript
 from kvbaton.vaults import sealed
 from kvbaton.warming import chains_of, warm_soon
@@ -186,6 +189,14 @@ def relay_for(
     )
 
 
+class StaleContext(UserWarning):
+    """What goes on is based on a context that is no longer the current one."""
+
+
+def _following(relay: Relay, name: str) -> Following:
+    return Following(default_ledger(relay.store, relay.domain), name)
+
+
 def _relay(engine: Engine, store: Relay | Store | str | None) -> Relay:
     return store if isinstance(store, Relay) else relay_for(engine, store)
 
@@ -255,9 +266,11 @@ def export_cache(
         if not (gate.passes(Transcript(one.ids, "", told)) and gate.outcome(text or "").passed):
             raise Filtered("a filter took something out of the text: the cache may not leave")
 
+    following = _following(relay, sender)
+
     def hand_off(one: Adopted) -> Baton:
         origin = one.cache.origin or NOWHERE
-        return relay.hand_off(
+        baton = relay.hand_off(
             Source(
                 one.cache,
                 one.cache.length,
@@ -272,6 +285,8 @@ def export_cache(
             spans=(Span(Role.HISTORY, TokenRun(0, len(one.ids))),),
             messages=told,
         )
+        troubles = following.note(baton_node(baton, origin.parents, engine.name))
+        return replace(baton, warnings=(*baton.warnings, *troubles)) if troubles else baton
 
     batons = [hand_off(one) for one in adopted]
     return batons if is_batch(ids) else batons[0]
@@ -287,6 +302,7 @@ def attach_cache(
     deadline_s: float = agent.DEADLINE_S,
     receiver: str = "generate",
     ticket: str | None = None,
+    stale: StaleRule | str | None = None,
     filters: Sequence[TextFilter] | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Take a baton for your own code: its cache, and all ids of the sequence.
@@ -313,6 +329,9 @@ def attach_cache(
         Seconds until the cache is there.
     receiver, ticket
         Who takes it, and the sender's permission, where the trust domain asks for one.
+    stale
+        What becomes of a baton whose context is no longer the current one: ``label`` goes on with
+        a ``StaleContext`` warning, ``fetch`` takes the newer one, ``refuse`` raises.
     filters
         Asked for the baton's text before anything is attached; by default those of the settings.
 
@@ -327,15 +346,23 @@ def attach_cache(
     ------
     BatonRefused
         The cache cannot be used; ``reason_code`` says why.  The baton's ids can be prefilled.
-    BatonUnavailable, NotTrusted, Filtered
+    BatonUnavailable, NotTrusted, Filtered, Superseded
         The baton cannot be read, or may not be.
     """
-    relay = _relay(engine, store)
-    opened = relay.open(baton, deadline_s=deadline_s, bearer=Bearer(receiver, ticket))
+    relay, clock = _relay(engine, store), Clock()
+    rules = relay.deciding.rules_of(receiver).rules
+    look = _following(relay, receiver).look(
+        clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
+    )
     gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
-    left, _ = gate.arriving(opened)
-    if left.transcript is not opened.transcript:
+    (opened,), redacted, _ = open_current(
+        relay, gate, [baton], [Bearer(receiver, ticket)], clock,
+        mode=None, deadline_s=deadline_s, look=look,
+    )  # fmt: skip
+    if redacted:
         raise Filtered("a filter took something out of the baton's text: its cache is not used")
+    if look.label is not None:
+        warnings.warn(look.label.sentence, StaleContext, stacklevel=2)
     ids = (*opened.transcript.ids, *new_ids)
     cached = min(opened.manifest.cached_tokens, len(ids) - 1)
     taken = relay.take(
@@ -343,7 +370,8 @@ def attach_cache(
         prompt_tokens=len(ids),
         reusable=cached,
         room=len(ids) - cached + (engine.default_room if room is None else room),
-        deadline_s=deadline_s,
+        deadline_s=deadline_s - clock.elapsed(),
+        receiving=look.receiving(receiver, {}, (), rules),
     )
     if taken.cache is None:
         reason = taken.reasons[0]

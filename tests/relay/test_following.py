@@ -514,3 +514,30 @@ def test_a_spool_that_cannot_be_written_warns(agent_of: Any, url: str, tmp_path:
         turn = agent.run(LONG, max_new_tokens=3)
         assert [one.code for one in turn.receipt.warnings] == [ReasonCode.LEDGER]
         assert [one.code for one in agent.hand_off(turn).warnings] == [ReasonCode.LEDGER]
+
+
+# --- loops of one's own -------------------------------------------------------------------------
+
+
+def test_own_loops_are_followed_too(
+    following_agent: Make, keeper: LedgerKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `attach_cache` takes is checked, and what `export_cache` hands off is noted."""
+    from kvbaton import api
+
+    monkeypatch.setattr(api, "default_ledger", lambda store, domain: keeper)
+    planner = following_agent("planner")
+    old = planned(planner)
+    cache, ids = api.attach_cache(planner.engine, old.id, store=planner.relay)
+    new = planned(planner)
+    onward = api.export_cache(
+        planner.engine, cache, ids[0, : cache.length].tolist(), store=planner.relay
+    )
+    assert isinstance(onward, Baton)
+    assert marks(keeper)[onward.id]
+    with pytest.warns(api.StaleContext, match="plan@1"):
+        api.attach_cache(planner.engine, old.id, store=planner.relay)
+    with pytest.raises(Superseded, match="plan@1"):
+        api.attach_cache(planner.engine, old.id, store=planner.relay, stale="refuse")
+    newer, _ = api.attach_cache(planner.engine, old.id, store=planner.relay, stale="fetch")
+    assert newer.origin.parents == (new.id,)

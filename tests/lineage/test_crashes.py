@@ -328,7 +328,7 @@ class TestCrashes(Crashes.TestCase):
     """Some histories, each of some operations."""
 
     settings = settings(
-        max_examples=20,
+        max_examples=15,
         stateful_step_count=30,
         deadline=None,
         # Each step is a process: to shrink a failure takes minutes, and the long test does it.

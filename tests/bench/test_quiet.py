@@ -54,7 +54,7 @@ def test_a_quiet_machine_is_asked_once(machine: Machine) -> None:
 def test_work_waits_until_others_are_done(machine: Machine) -> None:
     """Three looks find them busy, the fourth does not."""
     machine.others = 1.0
-    runs, looks = Quiet(10.0), 0
+    runs, looks = Quiet(100.0), 0
 
     def sleep(seconds: float) -> None:
         nonlocal looks
@@ -64,13 +64,13 @@ def test_work_waits_until_others_are_done(machine: Machine) -> None:
 
     quiet.time.sleep = sleep  # the namespace of this test
     assert runs.run(lambda: machine.now) == pytest.approx(0.8)
-    assert runs.left_s == pytest.approx(10.0 - 0.6)
+    assert runs.left_s == pytest.approx(100.0 - 0.6)
     assert runs.disturbed == 0
 
 
 def test_a_disturbed_run_is_made_again(machine: Machine) -> None:
     """The first two are disturbed, and their time is paid from the patience."""
-    runs, tries = Quiet(10.0), 0
+    runs, tries = Quiet(100.0), 0
 
     def work() -> int:
         nonlocal tries
@@ -81,7 +81,7 @@ def test_a_disturbed_run_is_made_again(machine: Machine) -> None:
         return tries
 
     assert runs.run(work) == 3
-    assert runs.left_s == pytest.approx(8.0)
+    assert runs.left_s == pytest.approx(98.0)
     assert runs.disturbed == 0
 
 
@@ -115,11 +115,13 @@ def test_without_patience_nothing_is_waited_for(machine: Machine) -> None:
     assert runs.disturbed == 1
 
 
-def test_patience_ends(machine: Machine) -> None:
-    """A machine that is never quiet holds nobody up for longer than that."""
+def test_a_busy_minute_does_not_use_all_patience_up(machine: Machine) -> None:
+    """Each run spends a twentieth of what is left, and a look or a run more."""
     machine.others = 2.0
-    runs = Quiet(3.0)
-    for _ in range(5):
+    runs = Quiet(100.0)
+    for number in range(1, 6):
+        began, left = machine.now, runs.left_s
         runs.run(lambda: machine.go(0.5))
-    assert machine.now < 3.0 + 5 * 0.5 + 1.0
-    assert runs.left_s <= 0
+        assert machine.now - began <= left / 20 + 0.2 + 2 * 0.5
+        assert runs.disturbed == number
+    assert runs.left_s > 100 * 0.95**5 - 5

@@ -21,6 +21,7 @@ TRIES = 4
 _TICKS_S = 0.03
 """What the system's counters may be off by."""
 _LOOK_S = 0.2
+_OF_IT = 1 / 20
 
 
 class Quiet:
@@ -29,7 +30,8 @@ class Quiet:
     Parameters
     ----------
     patience_s
-        Seconds that may be spent on waiting and on timings that are thrown away, in all.
+        Seconds that may be spent on waiting and on timings that are thrown away, in all.  No run
+        may spend more than a twentieth of what is left, so that a busy minute does not use it up.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -41,13 +43,14 @@ class Quiet:
     def run(self, work: Callable[[], T]) -> T:
         """The result of ``work``, from its first quiet run, or else from the quietest."""
         found: list[tuple[float, T]] = []
+        least_left_s = self.left_s * (1 - _OF_IT)
         while True:
-            self._wait()
+            self._wait(least_left_s)
             others, started = _Others(), time.perf_counter()
             result = work()
             took_s = time.perf_counter() - started
             found.append((others.beyond_s(took_s), result))
-            if found[-1][0] <= 0 or self.left_s <= 0 or len(found) == TRIES:
+            if found[-1][0] <= 0 or self.left_s <= least_left_s or len(found) == TRIES:
                 break
             self.left_s -= took_s
         least, result = min(found, key=lambda one: one[0])
@@ -55,11 +58,11 @@ class Quiet:
         self.disturbed += least > 0
         return result
 
-    def _wait(self) -> None:
-        """Wait until the machine is quiet."""
-        while self.left_s > 0:
+    def _wait(self, least_left_s: float) -> None:
+        """Wait until the machine is quiet, or no more than that is left of the patience."""
+        while self.left_s > least_left_s:
             others = _Others()
-            time.sleep(min(_LOOK_S, self.left_s))
+            time.sleep(_LOOK_S)
             if others.beyond_s(_LOOK_S) <= 0:
                 return
             self.left_s -= _LOOK_S

@@ -12,6 +12,7 @@ from kvbaton.backing import Inherited, Taken
 from kvbaton.clock import Clock
 from kvbaton.decoding import Answer
 from kvbaton.following import Look
+from kvbaton.hedging import Hedge
 from kvbaton.policy.base import Decision
 from kvbaton.types import (
     Baton,
@@ -52,6 +53,8 @@ class Account:
     """Ids of the batons and answers that the context was made from, by cache or by text."""
     look: Look | None = None
     """What is known of the freshness of the batons."""
+    hedge: Hedge | None = None
+    """A cache that is still on its way while text is prefilled."""
     decision: Decision | None = None
     """What the policy said; of several slices, what it said against the first that it refused."""
     held: tuple[SegmentRef, ...] = ()

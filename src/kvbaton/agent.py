@@ -542,7 +542,6 @@ class Agent(Tracked):
         else:
             wanted, cache = taker.whole(opened[0], said, messages)
         account.label()
-        watch = None if cache is None else self.watch_for(account.fidelity, how)
         decided = account.decision
 
         def shadowed(turn: Turn) -> Turn:
@@ -552,8 +551,9 @@ class Agent(Tracked):
             return replace(turn, receipt=replace(turn.receipt, shadow=report))
 
         return self._answer(
-            cache, wanted, how, account, watch=watch, strict=strict, finish=shadowed
-        )
+            cache, wanted, how, account, strict=strict, finish=shadowed,
+            watch_for=lambda: self.watch_for(account.fidelity, how),
+        )  # fmt: skip
 
     def _without_baton(
         self,
@@ -583,7 +583,7 @@ class Agent(Tracked):
         how: Decoding,
         account: Account,
         *,
-        watch: TokenWatch | None = None,
+        watch_for: Callable[[], TokenWatch | None] = lambda: None,
         strict: bool = False,
         finish: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> Turn:
@@ -592,7 +592,7 @@ class Agent(Tracked):
         if stream and self.choosing is not None:
             stream = self.choosing.expects_exact(len(wanted.ids), how.max_new_tokens)
         answering = Answering(self.name, self.relay, self.following, stream=stream)
-        turn = answering.answer(cache, wanted, how, account, watch=watch, strict=strict)
+        turn = answering.answer(cache, wanted, how, account, watch_for=watch_for, strict=strict)
         turn = self._kept(finish(turn))
         store = self.relay.store.url if account.baton is None else account.baton.ref.store
         self.relay.deciding.learn(turn.receipt, store)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvbaton.account import Account
 from kvbaton.conversation import Conversation, Turn
 from kvbaton.decoding import Answer, Decoding, TokenWatch, decode
-from kvbaton.engines.base import Engine
+from kvbaton.engines.base import Engine, Overtaken
 from kvbaton.following import Following
+from kvbaton.hedging import Hedge
 from kvbaton.outbox import Outbox
 from kvbaton.prompts import Prompt
 from kvbaton.relay import Relay
@@ -50,7 +51,7 @@ class Answering:
         how: Decoding,
         account: Account,
         *,
-        watch: TokenWatch | None = None,
+        watch_for: Callable[[], TokenWatch | None] = lambda: None,
         strict: bool = False,
     ) -> Turn:
         """Decode behind whatever is attached, keep the conversation, write the receipt.
@@ -58,13 +59,37 @@ class Answering:
         Where the watch finds the first tokens odd, nothing has been shown yet, and the answer
         begins anew from the ids.
         """
-        talk, answer = self._decoded(cache, wanted, how, account, watch)
+        if account.hedge is not None and cache is None:
+            talk, answer = self._hedged(account.hedge, wanted, how, account, watch_for)
+        else:
+            watch = watch_for() if cache is not None else None
+            talk, answer = self._decoded(cache, wanted, how, account, watch)
         if answer.alarm is not None:
             account.give_up(answer, answer.alarm)
             if strict:
                 raise refused(answer.alarm)
             talk, answer = self._decoded(None, wanted, how, account, None)
         return self._conclude(talk, wanted, answer, account)
+
+    def _hedged(
+        self,
+        hedge: Hedge,
+        wanted: Prompt,
+        how: Decoding,
+        account: Account,
+        watch_for: Callable[[], TokenWatch | None],
+    ) -> tuple[Conversation, Answer]:
+        """Prefill text while a cache is on its way, and go on with whichever is first."""
+        counted = self.engine.computed_tokens()
+        try:
+            try:
+                return self._decoded(None, wanted, how, account, None, hedge.late.arrived)
+            except Overtaken:
+                cache = hedge.enter(hedge.late.conclude())
+                account.computed_before += self.engine.computed_tokens() - counted
+            return self._decoded(cache, wanted, how, account, watch_for())
+        finally:
+            hedge.late.let_go()
 
     def _decoded(
         self,
@@ -73,10 +98,12 @@ class Answering:
         how: Decoding,
         account: Account,
         watch: TokenWatch | None,
+        overtaken: Callable[[], bool] | None = None,
     ) -> tuple[Conversation, Answer]:
         if cache is None:
             account.reused = account.pending = account.start = 0
             cache = self.engine.new_cache(room_for(self.engine, wanted, 0, how))
+            cache.overtaken = overtaken
         start = account.reused if account.start is None else account.start
         talk = Conversation(
             cache,
@@ -99,6 +126,7 @@ class Answering:
                 talk.outbox.offer(cache.length, lambda: (*wanted.ids, *sampled))
 
         def first_token() -> None:
+            cache.overtaken = None
             clock.seconds["ttft"] = clock.elapsed()
 
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbaton.errors import LossySource
+from kvbaton.hedging import Late
 from kvbaton.policy.base import Decision
 from kvbaton.types import (
     Fidelity,
@@ -196,7 +197,8 @@ class Taken:
     """What a take attached: a cache of ``reused`` positions, or None with the reasons.
 
     ``held`` and ``inherited`` are at positions of the sequence that the cache belongs to;
-    ``probed`` counts positions that a probe has looked at, ``decision`` is what the policy said.
+    ``probed`` counts positions that a probe has looked at, ``decision`` is what the policy said,
+    and ``late`` is the cache where it is still on its way.
     """
 
     cache: Any | None
@@ -210,6 +212,7 @@ class Taken:
     warnings: tuple[Reason, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     decision: Decision | None = None
+    late: Late | None = None
 
 
 def one_more(hops: Hops, fidelity: Fidelity) -> Hops:

@@ -88,6 +88,11 @@ def within(deadline_s: float, work: Callable[[], T]) -> T:
     """
     if deadline_s <= 0:
         raise FutureTimeout
+    return begun(work).result(timeout=min(deadline_s, TIMEOUT_MAX))
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """What comes of ``work``, which has begun in a thread of its own."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -97,4 +102,4 @@ def within(deadline_s: float, work: Callable[[], T]) -> T:
             outcome.set_exception(error)
 
     Thread(target=run, name="kvbaton-within", daemon=True).start()
-    return outcome.result(timeout=min(deadline_s, TIMEOUT_MAX))
+    return outcome

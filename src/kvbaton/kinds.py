@@ -83,6 +83,7 @@ class ReasonCode(StrEnum):
     TRANSCRIPT_MISSING = "transcript-missing"
     STORE_ERROR = "store-error"
     DEADLINE = "deadline"
+    OVERTOOK = "overtook-text"
     TOKENS_DIVERGE = "tokens-diverge"
     WINDOW_STATE = "window-state"
     FIDELITY = "fidelity"

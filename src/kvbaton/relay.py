@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from threading import Event
+from threading import TIMEOUT_MAX, Event
 from typing import TYPE_CHECKING, Any
 
 from kvbaton import codecs
 from kvbaton.arrows import (
     Cut,
-    Opened,
     align_layers,
     decode_layers,
     get_layers,
@@ -42,27 +41,26 @@ from kvbaton.checking import (
     check_layers,
     probe_refusal,
     probe_windows,
-    require_stated_codecs,
 )
-from kvbaton.clock import Clock, within
+from kvbaton.clock import Clock, begun
 from kvbaton.deciding import SOMEBODY, Calibrated, Deciding, Receiving, Request
 from kvbaton.engines.base import Engine
 from kvbaton.errors import (
-    Fault,
-    FormatError,
     InputError,
     KvbatonError,
 )
+from kvbaton.hedging import Late
 from kvbaton.leasing import handing_off, segments_of, taking
 from kvbaton.opening import NOBODY, Bearer, Opening, Spending, earliest
 from kvbaton.placing import Target, move_refusal, moves_to
 from kvbaton.policy.base import Decision
 from kvbaton.prefixes import PrefixIndex
 from kvbaton.publishing import Publisher
-from kvbaton.reasons import located, reason_of
+from kvbaton.reasons import reason_of
 from kvbaton.seals import TrustDomain
+from kvbaton.segments import open_segments
 from kvbaton.shipping import AS_IT_IS, Packing, Shipper
-from kvbaton.stores import Key, Kind, Store
+from kvbaton.stores import Store
 from kvbaton.types import (
     AlignedLayer,
     Baton,
@@ -90,9 +88,6 @@ from kvbaton.types import (
     worst_fidelity,
 )
 from kvbaton.vaults import sealed
-from kvbaton.warming import warm_soon
-from kvbaton.wire import segment
-from kvbaton.wire.binding import check_segment, ref_digests
 from kvbaton.wire.digests import SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -358,7 +353,7 @@ class Relay:
         """
         return self.opening.open(baton, deadline_s=deadline_s, bearer=bearer, unspent=unspent)
 
-    def take(
+    def take(  # noqa: PLR0913 - all but five have defaults and are named
         self,
         baton: Baton,
         *,
@@ -371,6 +366,7 @@ class Relay:
         moves: Sequence[Move] | None = None,
         importance: Importance = Importance.ORDINARY,
         receiving: Receiving = SOMEBODY,
+        hedged: bool = False,
     ) -> Taken:
         """Attach a baton's cache for a prompt whose first ``reusable`` ids are the baton's.
 
@@ -396,8 +392,10 @@ class Relay:
         taken = self.attach(
             baton.manifest.segments, baton.transcript.ids, tokens if moves is None else moves,
             room=room, deadline_s=deadline_s, store_url=baton.ref.store, function=function,
-            noise=baton.manifest.noise,
+            noise=baton.manifest.noise, hedged=hedged and importance is Importance.ORDINARY,
         )  # fmt: skip
+        if taken.late is not None:
+            taken = replace(taken, late=taken.late.then(lambda one: _decided(one, decision)))
         if taken.cache is None:
             return replace(taken, decision=decision)
         taken = _decided(taken, decision)
@@ -496,6 +494,7 @@ class Relay:
         store_url: str | None = None,
         function: FunctionId | None = None,
         noise: float = 0.0,
+        hedged: bool = False,
     ) -> Taken:
         """Attach some positions of a baton to a new cache, or say why not.
 
@@ -513,6 +512,8 @@ class Relay:
             Positions of other tokens that will stand before what is attached.
         noise
             Relative size of the noise that the sender has added.
+        hedged
+            Go on past the deadline: what was taken says how to use it yet, or to let go of it.
         """
         clock, abandoned, tally, loan = Clock(), Event(), Tally(), taking()
         target = Target(moves, behind)
@@ -524,7 +525,10 @@ class Relay:
                 with clock.phase("get"):
                     store = self.opening.store_of(store_url or self.store.url)
                     loan.lease(store, segments_of([ref for _, ref in needed]))
-                    opened = self._open_segments(stack, store, needed, ids, digest)
+                    opened = open_segments(
+                        stack, store, needed, ids, digest, keys=self.domain.keys,
+                        layout=self.engine.layout, plans=self.checks.plans,
+                    )  # fmt: skip
                 cuts = [target.cuts(ref) for ref in refs]
                 fetched = clock.timed("get", get_layers(opened, abandoned))
                 decoded = clock.timed("decode", decode_layers(self._verified(fetched, clock)))
@@ -537,20 +541,34 @@ class Relay:
                 cache = self._fill(decoded, cuts, target.tokens, room=room, clock=clock)
             return cache, sum(ref.size_bytes for _, ref in needed)
 
-        try:
-            cache, moved = within(deadline_s, fill)
-        except FutureTimeout:
-            late = Reason(ReasonCode.DEADLINE, f"the cache was not there within {deadline_s:.3g} s")
-            return Taken(None, 0, Route.TEXT, (late,), seconds=dict(clock.seconds))
-        except (KvbatonError, MemoryError) as error:
-            return Taken(None, 0, Route.TEXT, (reason_of(error),), seconds=clock.seconds)
-        finally:
+        def let_go() -> None:
             abandoned.set()
             loan.close()
-        return Taken(
-            cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
-            moved, tally.positions, self._unchecked(tally.positions, target.tokens), clock.seconds,
-        )  # fmt: skip
+
+        def whole() -> Taken:
+            cache, moved = coming.result()
+            return Taken(
+                cache, target.tokens, Route.BATON, (), target.held(refs), target.inherited(refs),
+                moved, tally.positions, self._unchecked(tally.positions, target.tokens),
+                clock.seconds,
+            )  # fmt: skip
+
+        if deadline_s <= 0 and not hedged:
+            return Taken(None, 0, Route.TEXT, (_late(deadline_s),))
+        coming = begun(fill)
+        late = Late(coming, whole, let_go) if hedged else None
+        try:
+            coming.result(timeout=min(max(deadline_s, 0.0), TIMEOUT_MAX))
+        except FutureTimeout:
+            why, spent = _late(deadline_s), dict(clock.seconds)
+            return Taken(None, 0, Route.TEXT, (why,), seconds=spent, late=late)
+        except (KvbatonError, MemoryError) as error:
+            late = None
+            return Taken(None, 0, Route.TEXT, (reason_of(error),), seconds=clock.seconds)
+        finally:
+            if late is None or coming.done():
+                let_go()
+        return whole()
 
     def _fill(
         self,
@@ -594,36 +612,6 @@ class Relay:
         layout, tables = self.engine.layout, self.engine.frequencies
         return Shifter(layout, layout, tables_from=tables, tables_to=tables)
 
-    def _open_segments(
-        self,
-        stack: ExitStack,
-        store: Store,
-        refs: Sequence[tuple[int, SegmentRef]],
-        ids: Sequence[int],
-        function: str,
-    ) -> list[Opened]:
-        """Open segments and check their headers against address, manifest and tokens."""
-        keys = self.domain.keys
-        opened: list[Opened] = []
-        digests = ref_digests(keys, function, ids, [ref for _, ref in refs])
-        for (index, ref), (tokens, prefix_key) in zip(refs, digests, strict=True):
-            with located(f"$.segments[{index}]"):
-                reader = stack.enter_context(store.open(Key(Kind.SEGMENT, ref.address)))
-                header = segment.read_header(
-                    reader.read, file_size=reader.size_bytes, address=ref.address, keys=keys,
-                    storage=codecs.storage, first_bytes=reader.head_bytes,
-                )  # fmt: skip
-                check_segment(
-                    header, ref, function=function, token_digest=tokens, prefix_key=prefix_key
-                )
-                if header.layout != self.engine.layout:
-                    raise FormatError("the segment has another layout", fault=Fault.RANGES)
-                chains = require_stated_codecs(header, self.checks.plans)
-            if header.fidelity.compressed:
-                warm_soon(chains, header.layout.dtype)
-            opened.append(Opened(index, reader, header, ref.shift or 0))
-        return opened
-
     def copy_prefix(self, cache: Any, tokens: int, *, room: int) -> Any:
         """A cache of its own with the first ``tokens`` positions of another, without the store.
 
@@ -643,3 +631,8 @@ class Relay:
 def _decided(taken: Taken, decision: Decision) -> Taken:
     """What was taken, by the route that was decided on and for its reasons."""
     return replace(taken, route=decision.route, reasons=decision.reasons, decision=decision)
+
+
+def _late(deadline_s: float) -> Reason:
+    sentence = f"the cache was not there within {deadline_s:.3g} s"
+    return Reason(ReasonCode.DEADLINE, sentence)

@@ -66,6 +66,8 @@ def _compared(
         wanted, cache = taker.joined(batons, instruction)
     else:
         wanted, cache = taker.whole(batons[0], instruction, messages)
+    if account.hedge is not None:  # what is too late for an answer is so for its shadow
+        account.hedge.late.let_go()
     if cache is None:
         why = account.reasons[0].sentence if account.reasons else "the cache was not used"
         return {"route": route, "error": why}

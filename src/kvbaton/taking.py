@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from kvbaton.account import Account
 from kvbaton.alignment.recompute import Repair
+from kvbaton.backing import Taken
 from kvbaton.clock import Clock
 from kvbaton.conversation import Conversation
 from kvbaton.deciding import SOMEBODY, Receiving
@@ -19,6 +20,7 @@ from kvbaton.errors import (
     InputError,
     WindowExceeded,
 )
+from kvbaton.hedging import Hedge, keep_fields
 from kvbaton.joining import Join, own_beginning
 from kvbaton.policy import fitting
 from kvbaton.policy.gates import HOP_GATES
@@ -46,6 +48,9 @@ from kvbaton.types import (
 
 _E = TypeVar("_E", bound=StrEnum)
 
+OVERTOOK = Reason(
+    ReasonCode.OVERTOOK, "the cache was late, and came while text was being prefilled"
+)
 ASKED = Reason(ReasonCode.ASKED_FOR_TEXT, "the caller asked for the text route")
 
 
@@ -205,6 +210,7 @@ class Taker:
         if moves is not None:
             agreed = sum(move.run.count for move in moves)
         reusable = min(agreed, tokens - 1)
+        restore = keep_fields(account, but=frozenset({"clock"}))
         taken = self.relay.take(
             baton,
             prompt_tokens=tokens,
@@ -216,13 +222,28 @@ class Taker:
             moves=moves,
             importance=self.terms.importance,
             receiving=self.terms.receiving,
+            hedged=not self.terms.strict,
         )
-        cache = account.enter(taken)
-        account.parents = (baton.id,)
+        pending = baton.manifest.pending_tokens
+        whole = moves is None and agreed == len(baton.transcript.ids)
+
+        def enter(taken: Taken) -> Any:
+            cache = account.enter(taken)
+            account.parents = (baton.id,)
+            account.pending = pending if whole and cache is not None else account.pending
+            return cache
+
+        def enter_late(taken: Taken) -> Any:
+            restore()
+            cache = enter(taken)
+            account.warnings += (OVERTOOK,)
+            account.label()
+            return cache
+
+        cache = enter(taken)
         if cache is None:
             self._gave_up()
-        elif moves is None and agreed == len(baton.transcript.ids):
-            account.pending = baton.manifest.pending_tokens
+            account.hedge = None if taken.late is None else Hedge(taken.late, enter_late)
         return cache
 
     def _as_text(self) -> None:

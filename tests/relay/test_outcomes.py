@@ -279,6 +279,57 @@ def test_the_text_route_begins_in_time_for_the_deadline(agent_of: Any, store: An
         agent.engine.prefill_tokens_per_s = 0.0
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_late_cache_that_comes_while_text_is_prefilled_is_used(
+    agent_of: Any, store: Any, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Hedged: the prefill is dropped between two layers, and the answer is that of the cache; a
+    cache that turns out to be damaged drops nothing."""
+    baton = handed_off(agent_of)
+    gate, ended = threading.Event(), threading.Event()
+    last = baton.manifest.segments[-1].address
+    faults = [StoreFault("read", Stall(gate), kind=Kind.SEGMENT, nth=8)]
+    if breaks:
+        broken = Key(Kind.SEGMENT, last)
+        faults.append(StoreFault("read", Fail(StoreError("EIO")), key=broken, nth=4))
+    agent = agent_of("b", store=FaultyStore(store, *faults))
+    conclude, forward = agent.relay.attach, agent.engine.forward
+    coming: list[Any] = []
+
+    def attach(*arguments: Any, **options: Any) -> Any:
+        taken = conclude(*arguments, **options)
+        coming.append(taken.late)
+        return taken
+
+    def prefill(cache: Any, ids: Any) -> Any:
+        if len(ids) > 20 and not gate.is_set():
+            gate.set()
+            coming[0].coming.exception(timeout=30)
+            ended.set()
+        return forward(cache, ids)
+
+    monkeypatch.setattr(agent.relay, "attach", attach)
+    monkeypatch.setattr(agent.engine, "forward", prefill)
+    turn = agent.take(baton.id, "Go on", deadline_s=0.2, max_new_tokens=12)
+    receipt = turn.receipt
+    assert ended.is_set()
+    prompt = receipt.context_tokens
+    if breaks:
+        assert (receipt.route, receipt.reasons[0].code) == (Route.TEXT, ReasonCode.DEADLINE)
+        assert receipt.computed_tokens == prompt
+    else:
+        assert (receipt.route, receipt.reasons) == (Route.BATON, ())
+        assert receipt.outcome is Outcome.USED
+        assert [one.code for one in receipt.warnings] == [ReasonCode.OVERTOOK]
+        assert receipt.reused_tokens == baton.manifest.cached_tokens
+        assert receipt.pending_tokens == baton.manifest.pending_tokens
+        assert receipt.computed_tokens == prompt + prompt - receipt.reused_tokens
+        assert turn.conversation.parents == (baton.id,)
+    assert turn.ids == by_text(agent_of, baton)
+    again = agent.run("And then", max_new_tokens=3)
+    assert again.receipt.reused_tokens > 0
+
+
 @pytest.mark.parametrize("kind", [Kind.BATON, Kind.TRANSCRIPT])
 def test_a_store_that_stalls_at_the_manifest_makes_the_baton_unavailable_in_time(
     agent_of: Any, store: Any, kind: Kind

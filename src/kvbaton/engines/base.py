@@ -47,6 +47,13 @@ class Slot(ABC):
         """
 
 
+class Overtaken(Exception):
+    """A pass was given up between two layers: what it was for has come from elsewhere.
+
+    The cache is as it was before; raised only where a cache's ``overtaken`` asks for it.
+    """
+
+
 class Engine(ABC):
     """A model that can hand its cache over.
 

@@ -9,13 +9,14 @@ that they state, so the model cannot tell them apart.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvbaton.engines.base import Overtaken
 from kvbaton.engines.transformers import compat
 from kvbaton.errors import CacheBusy, InputError, StaleTurn
 from kvbaton.types import KVLayout, LayerKind, LayerLayout
@@ -214,6 +215,8 @@ class KVCache(Cache):
         self.layout = layout
         self.origin: Any = None
         """Where it was taken from, for who hands it off again; None where nothing was."""
+        self.overtaken: Callable[[], bool] | None = None
+        """Asked before each layer of a pass, which ends with ``Overtaken`` once it says so."""
         self._lock = threading.Lock()
         kinds = {LayerKind.FULL: FullLayer, LayerKind.WINDOW: WindowLayer}
         super().__init__(
@@ -221,10 +224,11 @@ class KVCache(Cache):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {n: v for n, v in vars(self).items() if n not in ("_lock", "overtaken")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())  # a copy is free for another request
+        # a copy is free for another request
+        self.__dict__.update(state, _lock=threading.Lock(), overtaken=None)
 
     @property
     def length(self) -> int:
@@ -251,6 +255,19 @@ class KVCache(Cache):
             yield
         finally:
             self._lock.release()
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append K and V of a layer; parameters as transformers has them.
+
+        Raises
+        ------
+        Overtaken
+            Nobody needs this pass any more.
+        """
+        if self.overtaken is not None and self.overtaken():
+            raise Overtaken
+        found: tuple[torch.Tensor, torch.Tensor] = super().update(*args, **kwargs)
+        return found
 
     def take_back(self, length: int) -> None:
         """Be again as before the last forward pass, which began at ``length`` and has failed.

@@ -337,7 +337,8 @@ class TestCrashes(Crashes.TestCase):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 class TestManyCrashes(Crashes.TestCase):
     """Many, and longer ones."""
 
-    settings = settings(max_examples=600, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

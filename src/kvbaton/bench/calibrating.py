@@ -140,20 +140,25 @@ class _Bench:
         )
 
     def run(self) -> Samples:
-        """All rounds; the first one only warms up."""
+        """All rounds, once everything has been touched."""
         self._compile()
         self._began = time.perf_counter()
         self._prepare()
-        for number in range(self._plan.rounds + 1):
+        self._say("warming up")
+        self._take(self._longest, _INSTRUCTION)
+        for number in range(1, self._plan.rounds + 1):
             started = time.perf_counter()
-            self._say(f"round {number} of {self._plan.rounds}" if number else "warming up")
-            if number == 1:
-                self._samples = Samples(encode=self._samples.encode)
+            self._say(f"round {number} of {self._plan.rounds}")
             self._round(every=number % 2 == 1)
             now = time.perf_counter()
             if number >= 2 and (now - self._began) + (now - started) > self._plan.budget_s:
                 break
         return self._samples
+
+    @property
+    def _longest(self) -> Baton:
+        """The longest context, exactly as it was computed."""
+        return self._batons[EXACT_CODEC, max(tokens for _, tokens in self._batons)]
 
     def token_bytes(self) -> dict[str, float]:
         """Stored bytes per token, by profile, of the longest context."""
@@ -205,14 +210,14 @@ class _Bench:
     def _round(self, *, every: bool) -> None:
         """One take of everything, and short passes from nothing; the longest context is not read
         in every round, for that takes as long as all the rest."""
-        samples, longest = self._samples, max(tokens for _, tokens in self._batons)
+        samples, whole = self._samples, self._longest
+        longest = max(tokens for _, tokens in self._batons)
         for (name, tokens), baton in self._batons.items():
             read = tokens in self._plan.text_tokens and (every or tokens < longest)
             if name == EXACT_CODEC and read:
                 samples.text.append(self._take(baton, _INSTRUCTION, route=Route.TEXT))
             if tokens in self._plan.take_tokens:
                 samples.cache.append((name, baton, self._take(baton, _INSTRUCTION)))
-        whole = self._batons[EXACT_CODEC, longest]
         if whole.manifest.cached_tokens + self._count(_LONG) < self._engine.max_tokens:
             samples.cache.append((EXACT_CODEC, whole, self._take(whole, _LONG)))
         self._answer()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvbaton.policy.advice import Advice, PipelineShape, Suits, advise
 from kvbaton.policy.evidence import ARMS, COMPARED, FORETOLD, hop_evidence, seen_in
 from kvbaton.policy.explanation import ALLOWED, LESSER, NOT_ASKED, REFUSED
+from kvbaton.policy.shadow import compare_answers
 
 
 def receipt(**changes: Any) -> dict[str, Any]:
@@ -259,6 +260,22 @@ def test_exchanges_are_counted_in_conversations() -> None:
     assert sentence(judged(*few), "exchanges") == "1 takes in a conversation"
     assert mark(judged(*few), "exchanges") == LESSER
     assert mark(judged(*[receipt()] * 4), "exchanges") == ALLOWED
+
+
+def test_answers_are_compared_route_by_route() -> None:
+    """All the same speaks for it; a difference is a note, and odd comparisons count for nothing."""
+    same = compare_answers([1, 2], [1, 2], route="exact").to_json()
+    other = compare_answers([1, 2, 3, 4], [1, 9], route="compact").to_json()
+    alike = judged(*(by_text(code="shadow", shadow=same) for _ in range(2)))
+    assert mark(alike, "answers") == ALLOWED
+    assert sentence(alike, "answers") == (
+        "the same as by text: exact 2 of 2, and 100% of the tokens up to the first difference"
+    )
+    mixed = judged(by_text(code="shadow", shadow=same), by_text(code="shadow", shadow=other))
+    assert mark(mixed, "answers") == LESSER
+    assert "compact 0 of 1, and 25% of the tokens" in sentence(mixed, "answers")
+    for odd in ({"route": "exact", "error": "gone"}, same | {"same_tokens": 9}, {"route": 1}):
+        assert mark(judged(by_text(code="shadow", shadow=odd)), "answers") == NOT_ASKED
 
 
 def test_rules_of_thumb_decide_nothing() -> None:

@@ -18,6 +18,7 @@ from kvbaton.errors import InputError
 from kvbaton.pipelines import Pipeline, TurnResult, default_pipeline, load_pipeline
 from kvbaton.policy.advice import Advice, Criterion, HopAdvice, PipelineShape, Suits, advise
 from kvbaton.policy.evidence import Seen, seen_in
+from kvbaton.policy.shadow import compare_answers
 from kvbaton.types import Mode
 
 if TYPE_CHECKING:
@@ -146,9 +147,12 @@ def _turns(work: Pipeline, engine: Engine) -> Sequence[TurnResult]:
 
 
 def _seen(turn: TurnResult) -> Seen | None:
-    text = turn.text
-    measured_s = text.ttft_s if text is not None and text.measured else None
-    return seen_in(turn.receipt.to_json(), text_s=measured_s)
+    receipt, text = turn.receipt, turn.text
+    if text is None or not text.measured:
+        return seen_in(receipt.to_json())
+    chosen = str(receipt.decision.get("chosen", "")) or receipt.route.value
+    compared = compare_answers(text.ids, turn.ids, route=chosen)
+    return seen_in(receipt.to_json(), text_s=text.ttft_s, compared=compared)
 
 
 # --- for people ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from kvbaton.policy.evidence import (
     takes_per_conversation,
 )
 from kvbaton.policy.explanation import ALLOWED, LESSER, NOT_ASKED, REFUSED
+from kvbaton.policy.shadow import sum_up
 from kvbaton.types import JSON, Outcome, ReasonCode
 
 FEW_TOKENS, MANY_TOKENS, MANY_ROUNDS = 512, 1000, 3
@@ -150,6 +151,7 @@ def advise(takes: Iterable[Seen], shape: PipelineShape | None = None) -> Advice:
         _reuse(found),
         _speed(found),
         _sender(saved_s, cost_s),
+        _answers(wanted),
         _use(found),
         _model(found),
         _domain(found),
@@ -284,6 +286,21 @@ def _sender(saved_s: float | None, cost_s: float | None) -> Criterion:
         return _unknown("balance")
     said = f"takes saved {saved_s:.3g} s to first tokens, their hand-offs cost {cost_s:.3g} s"
     return Criterion("balance", ALLOWED if saved_s > cost_s else REFUSED, said)
+
+
+def _answers(takes: Sequence[Seen]) -> Criterion:
+    """What answers by cache have in common with those by text; ``exact`` promises no more than
+    its noise floor, so that a difference is a note."""
+    found = sum_up([one.compared for one in takes if one.compared is not None])
+    if not found:
+        return _unknown("answers")
+    shown = ", ".join(
+        f"{one.route} {one.identical} of {one.count}, and {one.same_share:.0%} of the tokens"
+        for one in found
+    )
+    alike = all(one.identical == one.count for one in found)
+    said = f"the same as by text: {shown} up to the first difference"
+    return Criterion("answers", ALLOWED if alike else LESSER, said)
 
 
 def _use(hops: Sequence[HopEvidence]) -> Criterion:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from kvbaton.policy.routes import TEXT, TIE
+from kvbaton.policy.shadow import ShadowReport
 from kvbaton.types import JSON, Outcome, ReasonCode, Route
 
 BY_CHOICE = frozenset(
@@ -49,6 +50,8 @@ class Seen:
         Hand-offs since the last prefill from text, of either kind.
     why
         Codes of the reasons why the cache was not used.
+    compared
+        The answer by the cache against the one by text, where both were made.
     """
 
     agent: str
@@ -66,17 +69,24 @@ class Seen:
     hops: int
     stale: bool
     why: tuple[str, ...]
+    compared: ShadowReport | None = None
 
 
-def seen_in(receipt: Mapping[str, Any], *, text_s: float | None = None) -> Seen | None:
+def seen_in(
+    receipt: Mapping[str, Any],
+    *,
+    text_s: float | None = None,
+    compared: ShadowReport | None = None,
+) -> Seen | None:
     """What a receipt says of a take; None where no baton was to be taken, or it is no receipt.
 
     Parameters
     ----------
     receipt
         As JSON.
-    text_s
-        Seconds to the first token of the same answer by text, where somebody has measured it.
+    text_s, compared
+        Seconds to the first token of the same answer by text, and how both answers compare, where
+        somebody has measured it; else as the receipt's own shadow says.
     """
     outcome = receipt.get("outcome")
     if outcome not in [*Outcome] or outcome == Outcome.NO_BATON:
@@ -106,6 +116,7 @@ def seen_in(receipt: Mapping[str, Any], *, text_s: float | None = None) -> Seen 
         hops=_count(hops.get("exact")) + _count(hops.get("lossy")),
         stale=_table(receipt, "freshness").get("standing") == "stale",
         why=why,
+        compared=compared or _report(shadow),
     )
 
 
@@ -238,6 +249,18 @@ def _seconds(inside: Mapping[str, Any], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value < _MOST else None
+
+
+def _report(shadow: Mapping[str, Any]) -> ShadowReport | None:
+    """A receipt's comparison; None where it has none, or it makes no sense."""
+    counts = [shadow.get(name) for name in ("text_tokens", "shadow_tokens", "same_tokens")]
+    if not isinstance(shadow.get("route"), str) or None in counts:
+        return None
+    text, other, same = map(_count, counts)
+    if same > min(text, other):
+        return None
+    alike = same == text == other
+    return ShadowReport(shadow["route"][:64], text, other, same, None if alike else same)
 
 
 def _codes(receipt: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from tests.cli.conftest import Cli
 from tests.cli.test_reference import names, shape
 from tests.lineage.nodes import answer, baton, entry
 
+from kvbaton.api import Agent
+from kvbaton.ledgers import close_keepers
 from kvbaton.lineage.ledger import Ledger
 from kvbaton.lineage.records import Entry
 
@@ -147,3 +149,34 @@ def test_an_id_that_only_begins_alike_is_another(cli: Cli, path: Path, ledger: L
     said = cli(*asked).json
     assert said["unlisted"] == ["answer-ol", "answer"]
     assert said["contaminated"] == []
+
+
+def test_a_real_hand_off_is_rolled_back(
+    cli: Cli,
+    tiny: Path,
+    remembered: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer from a cache, a file made from it, and what a third agent went on to say."""
+    log, url = tmp_path / "receipts.jsonl", f"sqlite:///{tmp_path}/real.db"
+    monkeypatch.setenv("KVBATON_RECEIPTS", str(log))
+    engine = remembered(str(tiny), dtype="float32")
+    planner, coder, critic = (
+        Agent(name, engine, store=f"dir://{tmp_path}/store", ledger=url)
+        for name in ("planner", "coder", "critic")
+    )
+    plan = planner.hand_off(planner.run("Every door has a key.", max_new_tokens=3))
+    code = coder.take(plan, "Write it.", max_new_tokens=3)
+    file = coder.artefact("doors.py", code)
+    onward = coder.hand_off(code)
+    said = critic.take(onward, "Read it.", max_new_tokens=3, route="text")
+    close_keepers()
+    found = cli(
+        "policy", "rollback", "--since", "1h", "--receipts", log, "--ledger", tmp_path / "real.db",
+        "--json",
+    ).json  # fmt: skip
+    assert found["answers"] == [code.receipt.id]
+    built = {node["id"]: node["kind"] for node in found["contaminated"]}
+    assert built == {file: "artefact", onward.id: "baton", said.receipt.id: "answer"}
+    assert found["complete"] is True

@@ -186,6 +186,15 @@ def test_a_slice_pays_for_turning_and_for_rows_computed_again() -> None:
     assert cut["slice"] - whole["exact"] == pytest.approx(300e-5 + 0.1 + 30e-3)
 
 
+def test_one_of_many_small_slices_can_be_worth_it() -> None:
+    """300 tokens of a prompt of 9,000: held against 600, not against all of them."""
+    found = seconds_of(
+        predictions_for(KNOWN, baton(), context(300, 9000, sliced=True), store=STORE)
+    )
+    assert found["text"] == pytest.approx(text_s(KNOWN, 600))
+    assert found["slice"] < 0.95 * found["text"]
+
+
 def test_moved_segments_are_turned() -> None:
     """Keys that stand elsewhere than where they were computed are turned on the way."""
     found = seconds_of(predictions_for(KNOWN, baton(shift=7), context(300, 310), store=STORE))

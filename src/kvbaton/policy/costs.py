@@ -154,6 +154,8 @@ def predictions_for(
 ) -> tuple[Prediction, ...]:
     """What is predicted of text and of a baton's cache, for the gate ``worth_it``.
 
+    A slice is held against text for its own tokens, and as many beside them at most.
+
     Parameters
     ----------
     speeds
@@ -169,16 +171,20 @@ def predictions_for(
         return ()
     take = _take_of(manifest, context, recompute_share)
     takes = [(route_name(manifest, sliced=context.sliced), take)] if take.reusable_tokens else []
-    return predict(speeds, context.prompt_tokens, takes, store=store, load=load)
+    return predict(speeds, take.prompt_tokens, takes, store=store, load=load)
 
 
 def _take_of(manifest: Manifest, context: TakeContext, share: float) -> CacheTake:
     reusable = min(context.reusable_tokens, manifest.cached_tokens)
     read = [ref for ref in manifest.segments if context.sliced or ref.run.first < reusable]
     moved = any(ref.moved for ref in read)
-    fidelity = manifest.fidelity
+    fidelity, prompt = manifest.fidelity, context.prompt_tokens
+    if context.sliced:
+        # what a prompt holds beyond as much again may well come from other slices: were it
+        # counted, many small ones could never be worth it
+        prompt = min(prompt, 2 * max(1, reusable))
     return CacheTake(
-        prompt_tokens=context.prompt_tokens,
+        prompt_tokens=prompt,
         reusable_tokens=reusable,
         read_tokens=sum(ref.span.count for ref in read),
         read_bytes=sum(ref.size_bytes for ref in read),

@@ -17,13 +17,15 @@ from kvbaton.forecasts import Forecasts
 from kvbaton.policy.base import Decision, Policy, Question, make_policy
 from kvbaton.policy.gates import TakeContext
 from kvbaton.policy.policy_files import AgentPolicy, PolicyFile, load_policy_file
-from kvbaton.policy.rollout import EVERYWHERE, decide_rolled_out
+from kvbaton.policy.rollout import EVERYWHERE, RollOut, decide_rolled_out
 from kvbaton.types import Baton, FidelityClass, FunctionId, Reason, ReasonCode, Receipt
 
 Calibrated = Callable[[str], frozenset[str]]
 """Digest of a function -> digests of the calibration records that are known for it."""
 
 NO_POLICY = PolicyFile()
+BY_TEXT = PolicyFile(common=AgentPolicy(roll_out=RollOut(kill=True)))
+"""In force where nobody can say what the owner wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +81,64 @@ class PolicySource:
         A policy, or the path of its file; a file that is not there is no policy.
     policy
         Decides in place of the one that the file names.
+    strict
+        Refuse a file that holds no policy.  Otherwise everything goes by text until it does:
+        nobody knows what its owner would have allowed.
 
     Raises
     ------
-    SettingsError
-        The file holds no policy.
+    SettingsError, InputError
+        ``strict``, and the file holds no policy, or names one that nobody provides.
     """
 
     def __init__(
-        self, file: PolicyFile | Path = NO_POLICY, policy: Policy | str | None = None
+        self,
+        file: PolicyFile | Path = NO_POLICY,
+        policy: Policy | str | None = None,
+        *,
+        strict: bool = True,
     ) -> None:
         self._path = file if isinstance(file, Path) else None
         self._file = file if isinstance(file, PolicyFile) else NO_POLICY
         self._named = make_policy(policy) if isinstance(policy, str) else policy
-        self._lock, self._stamp = threading.Lock(), _stamp(self._path)
-        if self._path is not None and self._stamp is not None:
-            self._file = load_policy_file(self._path)
-        self._policy = self._named or make_policy(self._file.policy)
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int, int] | None = (0, 0, 0)
+        self._policy = self._named or make_policy()
         self.trouble: KvbatonError | None = None
         """Why the file as it is now is not in force, if it is not."""
+        if self._path is None:
+            self._policy = self._named or make_policy(self._file.policy)
+            return
+        self._refresh()
+        if self.trouble is not None:
+            if strict:
+                raise self.trouble
+            self._file = BY_TEXT
 
     def for_agent(self, name: str) -> tuple[Policy, AgentPolicy]:
         """The policy, and the rules and roll-out of a receiver."""
         with self._lock:
-            stamp = _stamp(self._path)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._read_again()
+            self._refresh()
             return self._policy, self._file.for_agent(name)
 
-    def _read_again(self) -> None:
-        self.trouble = None
+    def _refresh(self) -> None:
+        """Read the file again if it has changed; one that cannot be read leaves the last."""
+        if self._path is None:
+            return
         try:
-            found = NO_POLICY
-            if self._path is not None and self._stamp is not None:
-                found = load_policy_file(self._path)
+            stamp = _stamp(self._path)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            found = NO_POLICY if stamp is None else load_policy_file(self._path)
             policy = self._named or make_policy(found.policy)
         except KvbatonError as error:
             self.trouble = error
         else:
-            self._file, self._policy = found, policy
+            self.trouble, self._file, self._policy = None, found, policy
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -208,7 +223,7 @@ class Deciding:
         trouble = self.source.trouble
         if trouble is None:
             return measured
-        stays = Reason(ReasonCode.POLICY, f"the policy before stays in force: {trouble}")
+        stays = Reason(ReasonCode.POLICY, f"the policy cannot be used as it is: {trouble}")
         return (stays, *measured)
 
     def learn(self, receipt: Receipt, store: str) -> None:

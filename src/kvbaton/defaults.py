@@ -235,7 +235,7 @@ def policy_source(policy: Policy | PolicyFile | Path | str | None = None) -> Pol
     Raises
     ------
     SettingsError
-        The file is not there, cannot be read, or holds no policy.
+        A file that is named is not there, cannot be read, or holds no policy.
     InputError
         Nobody provides a policy of that name.
     """
@@ -246,4 +246,4 @@ def policy_source(policy: Policy | PolicyFile | Path | str | None = None) -> Pol
         if not policy.is_file():
             raise SettingsError("the policy cannot be read: there is no such file", at=str(policy))
         return PolicySource(policy)
-    return PolicySource(default, policy)
+    return PolicySource(default, policy, strict=False)

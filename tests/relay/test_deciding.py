@@ -158,6 +158,11 @@ def test_a_policy_file_is_read_again_and_a_broken_one_leaves_the_last(
     assert "did you mean min_tokens" in warned[0].sentence
     with pytest.raises(SettingsError, match="unknown key"):
         PolicySource(policy)
+    fresh = policy_agent("c")
+    fresh.relay.deciding.source = PolicySource(policy, strict=False)
+    receipt = fresh.take(baton, "Go on").receipt
+    assert (receipt.route, receipt.reasons[0].code) == (Route.TEXT, ReasonCode.KILL_SWITCH)
+    assert "unknown key" in receipt.warnings[0].sentence
     policy.unlink()
     receipt = agent.take(baton, "Go on").receipt
     assert (receipt.route, receipt.warnings) == (Route.BATON, ())

@@ -2,16 +2,18 @@
 
 ``read STORE BATON NTH`` loads SmolLM2, takes a baton, and stops for good at the n-th layer.
 ``queue STORE BATON`` holds a baton, waits for a line, and takes it.
-``race STORE NAME ROUNDS`` hands the same turn off again and again, looks that each baton is whole,
-and removes it.
+``race STORE NAME ROUNDS`` hands the same turn off again and again, now and then slowly, looks that
+each baton is whole, and removes it.
 ``hold STORE BATON`` holds a baton and ends in order on SIGTERM.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,7 @@ from kvbaton.errors import FormatError, StoreError
 from kvbaton.leasing import hold
 from kvbaton.relay import Relay
 from kvbaton.stores import Key, Kind, open_store
+from kvbaton.testing import Do, FaultyStore, StoreFault
 
 TTL_S = 0.3
 
@@ -61,8 +64,14 @@ def queue(store: str, baton: str) -> None:
 
 def race(store: str, name: str, rounds: str) -> None:
     """Hand the same turn off again and again; prints how many batons were not whole."""
-    agent = _agent(name, store)
-    turn, shelf = agent.run(LONG, max_new_tokens=9), agent.relay.store
+    shelf, chance = open_store(store), random.Random(name)
+    slow = FaultyStore(shelf)
+    for kind in (Kind.TRANSCRIPT, Kind.BATON):  # long enough for a whole collection
+        slow.inject(StoreFault("put", Do(lambda _: time.sleep(chance.random() / 20)), kind=kind))
+    engine = make_engine()
+    relay = Relay(engine, slow, DOMAIN, segment_tokens=SEGMENT_TOKENS)
+    agent = Agent(name, engine, relay, stream=False)
+    turn = agent.run(LONG, max_new_tokens=9)
     print("ready", flush=True)
     sys.stdin.readline()
     broken = 0

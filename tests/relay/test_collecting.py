@@ -409,6 +409,31 @@ def test_a_hand_off_at_any_moment_of_a_run_is_whole(
                 sender.relay.store.delete(Key(Kind.BATON, baton.id))
 
 
+@pytest.mark.parametrize("kind", [Kind.BATON, Kind.PREFIX, Kind.SEGMENT, Kind.TRANSCRIPT])
+@pytest.mark.parametrize("operation", ["put", "open"])
+def test_a_run_at_any_moment_of_a_hand_off_is_harmless(
+    agents: Any, gc: Any, root: Path, kind: Kind, operation: Any
+) -> None:
+    """The other way round: old segments are skipped or written, and whenever a whole run without
+    any grace comes in between, the baton has all that it lists."""
+    for nth in (1, 2, 3):
+        store = FaultyStore(DirectoryStore(root))
+        sender = agents("a", store=store)
+        turn = sender.run(LONG, max_new_tokens=9)
+        runs: list[Collection] = []
+        for _ in range(2):  # the first writes, the second skips
+            store.heal()
+            collect_now = Do(lambda key: runs.append(gc(grace_s=0)))  # noqa: B023
+            store.inject(StoreFault(operation, collect_now, kind=kind, nth=nth))
+            baton = sender.hand_off(turn)
+            held = names(DirectoryStore(root))
+            assert held[Kind.SEGMENT] >= addresses(baton)
+            assert baton.manifest.transcript in held[Kind.TRANSCRIPT]
+            DirectoryStore(root).delete(Key(Kind.BATON, baton.id))
+        assert runs or operation == "open" or nth > 1
+        gc(grace_s=0)
+
+
 def test_a_sender_who_lost_its_lease_makes_no_baton(
     agents: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

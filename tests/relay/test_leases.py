@@ -27,7 +27,7 @@ from kvbaton.testing.leases import until
 from kvbaton.types import Route
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 150
+ROUNDS = 100
 
 
 @contextmanager

@@ -4,7 +4,8 @@ The file ``usage`` in the store carries the count and is the store's lock: whoev
 removes a file holds it (``flock``) for that moment, never while bytes are written.  Room is set
 aside before it is used and given back after it is free, so a process that dies in between leaves
 the count too high, never too low; the next scan puts it right.  A scan happens only when something
-must be evicted, or when the machine was restarted (the count is not synced to disk).
+must be evicted, when what was left behind is swept up, or when the machine was restarted (the count
+is not synced to disk).
 """
 
 from __future__ import annotations
@@ -107,7 +108,11 @@ class Account:
         """Count afresh where the count is absent, damaged or of an earlier boot."""
         if usage.read(of_this_boot=True) is None:
             usage.close_to_others()
-            usage.write(self._scan()[0])
+            self.count(usage)
+
+    def count(self, usage: Usage) -> None:
+        """Count afresh."""
+        usage.write(self._scan()[0])
 
     def remove(self, usage: Usage, name: str, *, size_bytes: int, inside: int) -> None:
         """Remove a file and what was counted for it."""

@@ -109,10 +109,10 @@ class PolicySource:
         if self._path is None:
             self._policy = self._named or make_policy(self._file.policy)
             return
-        self._refresh()
-        if self.trouble is not None:
+        trouble = self._refresh()
+        if trouble is not None:
             if strict:
-                raise self.trouble
+                raise trouble
             self._file = BY_TEXT
 
     def for_agent(self, name: str) -> tuple[Policy, AgentPolicy]:
@@ -121,14 +121,15 @@ class PolicySource:
             self._refresh()
             return self._policy, self._file.for_agent(name)
 
-    def _refresh(self) -> None:
-        """Read the file again if it has changed; one that cannot be read leaves the last."""
+    def _refresh(self) -> KvbatonError | None:
+        """Read the file again if it has changed; one that cannot be read leaves the last, and why
+        is returned."""
         if self._path is None:
-            return
+            return None
         try:
             stamp = _stamp(self._path)
             if stamp == self._stamp:
-                return
+                return self.trouble
             self._stamp = stamp
             found = NO_POLICY if stamp is None else load_policy_file(self._path)
             policy = self._named or make_policy(found.policy)
@@ -136,6 +137,7 @@ class PolicySource:
             self.trouble = error
         else:
             self.trouble, self._file, self._policy = None, found, policy
+        return self.trouble
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

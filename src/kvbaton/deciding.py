@@ -14,8 +14,17 @@ from pathlib import Path
 from kvbaton.engines.base import Engine
 from kvbaton.errors import KvbatonError, SettingsError
 from kvbaton.forecasts import Forecasts
-from kvbaton.policy.base import Decision, Policy, Question, make_policy
+from kvbaton.policy.base import (
+    Decision,
+    GatesOnly,
+    MeasuredPolicy,
+    Policy,
+    Question,
+    by_text,
+    make_policy,
+)
 from kvbaton.policy.gates import TakeContext
+from kvbaton.policy.judgements import route_rank
 from kvbaton.policy.policy_files import AgentPolicy, PolicyFile, load_policy_file
 from kvbaton.policy.rollout import EVERYWHERE, RollOut, decide_rolled_out
 from kvbaton.types import Baton, FidelityClass, FunctionId, Reason, ReasonCode, Receipt
@@ -150,6 +159,29 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+class _Held(Policy):
+    """A policy that is held to what policies promise: one that fails, or allows what the gates do
+    not, is overruled."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def decide(self, question: Question) -> Decision:
+        """See ``Policy.decide``."""
+        if type(self._policy) in (GatesOnly, MeasuredPolicy):
+            return self._policy.decide(question)
+        gates = GatesOnly().decide(question)
+        name = self._policy.name
+        try:
+            found = self._policy.decide(question)
+            allowed = route_rank(found.route) >= route_rank(gates.route)
+        except Exception as error:  # noqa: BLE001 - whatever somebody else's code does
+            sentence = f"the policy {name!r} failed: {type(error).__name__}"
+            failed = by_text(gates, Reason(ReasonCode.POLICY, sentence), decided_by=name)
+            return replace(failed, policy=name)
+        return found if allowed else gates
+
+
 class Deciding:
     """Decides for the receivers of one engine.
 
@@ -192,7 +224,7 @@ class Deciding:
             context = replace(context, predictions=predicted)
         question = Question(baton.manifest, context, receiving.conversation)
         roll_out = EVERYWHERE if receiving.in_shadow else mine.roll_out
-        return decide_rolled_out(policy, question, roll_out)
+        return decide_rolled_out(_Held(policy), question, roll_out)
 
     def _context(self, request: Request, receiving: Receiving, mine: AgentPolicy) -> TakeContext:
         engine = self.engine

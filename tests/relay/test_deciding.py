@@ -277,6 +277,35 @@ def test_a_policy_of_ones_own_is_asked(policy_agent: Make, agent_of: Any) -> Non
     assert question.context.standing == "unknown"
 
 
+class Reckless(Policy):
+    """Takes every cache, or breaks."""
+
+    name = "reckless"
+
+    def __init__(self, *, breaks: bool) -> None:
+        self.breaks = breaks
+
+    def decide(self, question: Question) -> Decision:
+        """See ``Policy.decide``."""
+        if self.breaks:
+            raise RuntimeError("who knows")
+        return Decision(route=Route.BATON, chosen=question.offered, policy=self.name)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_policy_of_somebody_else_cannot_do_harm(
+    policy_agent: Make, agent_of: Any, breaks: bool
+) -> None:
+    """What it allows against the gates is refused; a failure costs the cache, not the answer."""
+    baton = handed_off(policy_agent)
+    agent = agent_of("b")
+    rules = parse_policy({"rules": {"min_tokens": 0 if breaks else 100_000}})
+    agent.relay.deciding.source = PolicySource(rules, Reckless(breaks=breaks))
+    receipt = agent.take(baton, "Go on", max_new_tokens=3).receipt
+    code = ReasonCode.POLICY if breaks else ReasonCode.TOO_SHORT
+    assert (receipt.route, receipt.reasons[0].code) == (Route.TEXT, code)
+
+
 def test_speeds_are_learnt_kept_and_read_again(policy_agent: Make, tmp_path: Path) -> None:
     """Receipts refine what was measured; another process begins with that, and speeds of another
     host are named and not used."""

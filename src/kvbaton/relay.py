@@ -553,12 +553,12 @@ class Relay:
                 clock.seconds,
             )  # fmt: skip
 
-        if deadline_s <= 0 and not hedged:
+        if deadline_s <= 0:
             return Taken(None, 0, Route.TEXT, (_late(deadline_s),))
         coming = begun(fill)
         late = Late(coming, whole, let_go) if hedged else None
         try:
-            coming.result(timeout=min(max(deadline_s, 0.0), TIMEOUT_MAX))
+            coming.result(timeout=min(deadline_s, TIMEOUT_MAX))
         except FutureTimeout:
             why, spent = _late(deadline_s), dict(clock.seconds)
             return Taken(None, 0, Route.TEXT, (why,), seconds=spent, late=late)

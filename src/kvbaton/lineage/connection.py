@@ -7,7 +7,9 @@ the domain's counter does the same, so that sequences are given in the order of 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -181,18 +183,32 @@ def _file_of(url: URL) -> Path | None:
 
 
 def _prepare(path: Path) -> None:
-    """A private file in a private folder: SQLite gives its side files the same mode."""
+    """A private file in a private folder: SQLite gives its side files the same mode.
+
+    A file that is there is never opened here: as soon as a process closes any descriptor of a
+    file, it loses all locks that it holds on that file, those of SQLite's connections included.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise LedgerError("a foreign file is in the ledger's place", at=str(path))
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            os.fchmod(descriptor, 0o600)
+        found = path.lstat()
+    except FileNotFoundError:
+        _make_empty(path)
+        found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerError("a foreign file is in the ledger's place", at=str(path))
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o600)
+
+
+def _make_empty(path: Path) -> None:
+    """Made and closed under a name that nobody opens, and only then given its own."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.suppress(FileExistsError):  # somebody else was faster
+            path.hardlink_to(aside)
     finally:
-        os.close(descriptor)
+        aside.unlink(missing_ok=True)
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

@@ -81,8 +81,9 @@ class LedgerKeeper:
         self._failure: KvbatonError | None = None
         self._again_at = 0.0
         self._closed = False
-        self._own: dict[str, None] = {}
-        """What this process has recorded of late: it may not be in the ledger yet."""
+        self._own: dict[str, tuple[str, ...]] = {}
+        """What this process has recorded of late, with its parents: it may not be in the ledger
+        yet."""
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -102,18 +103,22 @@ class LedgerKeeper:
         """
         quiet = self._closed or time.monotonic() < self._again_at
         found = _QUIET if quiet else self._asked(baton, ref, ref_sequence)
-        if found.standing is Standing.UNKNOWN and not ref and baton in self._own:
-            return replace(found, standing=Standing.CURRENT)
-        return found if found.as_of else self._as_seen(ref, ref_sequence)
+        if found.standing is Standing.UNKNOWN and not found.as_of:
+            return self._as_seen(ref, ref_sequence)
+        return found
 
     def _asked(self, baton: str, ref: str, ref_sequence: int) -> Freshness:
+        def look(ledger: Ledger) -> Freshness:
+            found = ledger.freshness(baton, ref, ref_sequence)
+            if found.standing is not Standing.UNKNOWN or ref or baton not in self._own:
+                return found
+            return self._by_ancestors(ledger, baton, found)
+
         limit_s = OPEN_S if self._ledger is None else self._read_s
         try:
             seen = self._marks()
             before = None if seen is None else seen.so_far()
-            found = self._in_time(
-                limit_s, lambda ledger: ledger.freshness(baton, ref, ref_sequence)
-            )
+            found = self._in_time(limit_s, look)
             if seen is not None and before is not None:
                 seen.check(before, found.as_of, ref=ref, number=found.head_sequence, keep=False)
         except KvbatonError as error:
@@ -121,6 +126,20 @@ class LedgerKeeper:
             return _QUIET
         self._failure = None
         return found
+
+    def _by_ancestors(self, ledger: Ledger, baton: str, unknown: Freshness) -> Freshness:
+        """What the ledger will say of a baton that it does not have yet: it is stale where
+        anything that it was made from is."""
+        with self._lock:
+            line, going = {baton}, [baton]
+            while going:
+                new = set(self._own.get(going.pop(), ())) - line
+                line |= new
+                going += new
+        for marked in ledger.stale_among(line):
+            if marked.stale is not None:
+                return replace(unknown, standing=Standing.STALE, why=marked.stale.why)
+        return replace(unknown, standing=Standing.CURRENT)
 
     def _as_seen(self, ref: str, ref_sequence: int) -> Freshness:
         """What is known without the ledger: that a ref has moved on is never taken back."""
@@ -258,7 +277,7 @@ class LedgerKeeper:
                     self._new, self.folder, complain=self._complain, retry_s=self._retry_s
                 )
             recorder = self._recorder
-            self._own[node.id] = None
+            self._own.setdefault(node.id, node.parents)
             if len(self._own) > _MOST_OWN:
                 del self._own[next(iter(self._own))]
         recorder.put(node, once=once)

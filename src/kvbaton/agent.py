@@ -531,7 +531,7 @@ class Agent(Tracked):
         account = Account(Outcome.USED, wanted_mode, Route.BATON, clock=clock, baton=opened[0])
         account.batons, account.labels = tuple(one.id for one in opened), labels or {}
         account.reasons, account.warnings = reasons, (
-            *warnings, *look.warnings, *self.relay.deciding.troubles(),
+            *warnings, *look.warnings, *look.replaced, *self.relay.deciding.troubles(),
         )  # fmt: skip
         account.signers, account.built_on = signers_of(opened), account.batons
         account.look = look

@@ -79,6 +79,8 @@ class Look:
     batons: tuple[Baton, ...] = ()
     found: Freshness = UNKNOWN
     warnings: list[Reason] = field(default_factory=list)
+    replaced: list[Reason] = field(default_factory=list)
+    """What newer batons were taken, once they are opened."""
 
     def at(self, batons: Sequence[Baton]) -> None:
         """Look at verified batons, before a ticket is spent or a token is read.
@@ -110,16 +112,22 @@ class Look:
 
     def _fetch(self, standings: Sequence[Freshness]) -> None:
         newer: list[BatonRef | None] = []
+        replaced: list[Reason] = []
         for baton, found in zip(self.batons, standings, strict=True):
             if found.standing is not Standing.STALE:
                 newer.append(None)
                 continue
-            if not found.ref or found.head_sequence <= found.ref_sequence:
+            if not found.ref or found.head_sequence < found.ref_sequence:
                 return  # withdrawn: there is nothing newer
-            head, ref = self.following.head(found.ref)
+            try:
+                head, ref = self.following.head(found.ref)
+            except KvbatonError as error:
+                raise Superseded(
+                    f"{stale_sentence(found)}; the newer one cannot be found: {error.sentence}"
+                ) from error
             if head.baton == baton.id:
                 return
-            self.warnings.append(
+            replaced.append(
                 Reason(
                     ReasonCode.REPLACED,
                     f"{head.ref}@{head.sequence} was taken in place of the stale "
@@ -127,6 +135,7 @@ class Look:
                 )
             )
             newer.append(ref)
+        self.replaced += replaced
         raise NewerBatons(newer)
 
     @property
@@ -157,7 +166,7 @@ class Look:
 
     def without_batons(self) -> Look:
         """The same, where nothing of the batons is used: nothing can become stale any more."""
-        self.batons = ()
+        self.batons, self.replaced = (), []
         return self
 
     def conclude(self, receipt: Receipt) -> tuple[JSON, tuple[Reason, ...]]:
@@ -165,7 +174,7 @@ class Look:
         become stale since."""
         stated = self.found.to_json()
         self.following.keep_seen()
-        if not self.batons or self.found.standing is Standing.UNKNOWN:
+        if not self.batons:
             return stated, ()
         now = max(
             (self.following.freshness(baton) for baton in self.batons),
@@ -174,7 +183,9 @@ class Look:
         stated["after"] = {"standing": now.standing.value, "as_of": now.as_of, "why": now.why}
         if now.standing is not Standing.STALE or self.found.standing is Standing.STALE:
             return stated, ()
-        sentence = f"{stale_sentence(now)}; it was current when the answer began"
+        known = self.found.standing is Standing.CURRENT
+        since = "it was current when the answer began" if known else "known since it began"
+        sentence = f"{stale_sentence(now)}; {since}"
         return stated, (Reason(ReasonCode.STALE, sentence),)
 
 
@@ -294,11 +305,18 @@ class Following:
         try:
             head = self._kept().move(listing.ref, node, expected=listing.sequence - 1)
         except RefConflict:
-            self._seen.pop(listing.ref, None)
-            store.delete(Key(Kind.BATON, baton.id))
+            self._take_back(baton, store)
             raise
         self._seen[listing.ref] = head.sequence
         return head
+
+    def _take_back(self, baton: Baton, store: Store) -> None:
+        """Remove a baton whose ref stands elsewhere, unless somebody has moved it to just that:
+        equal contexts at one time make equal batons."""
+        with contextlib.suppress(KvbatonError):
+            heads = self._kept().ask(lambda ledger: ledger.history(baton.manifest.ref))
+            if all(head.baton != baton.id for head in heads):
+                store.delete(Key(Kind.BATON, baton.id))
 
     # -- notes ------------------------------------------------------------------------------------
 
@@ -396,7 +414,8 @@ def baton_node(
     return Node(
         baton.id,
         NodeKind.BATON,
-        parents=tuple(dict.fromkeys((*listing.parents, *built_on))),
+        # what is cached came through what it was built on, which may have moved on since
+        parents=tuple(dict.fromkeys(built_on or listing.parents)),
         agent=listing.sender,
         model=model,
         function=listing.function.digest,
@@ -406,7 +425,7 @@ def baton_node(
         fidelity=listing.fidelity.kind.value,
         hops_exact=listing.hops.exact,
         hops_lossy=listing.hops.lossy,
-        store=baton.ref.store,
+        store=_without_password(baton.ref.store),
         expires_ms=listing.expires_ms,
         created_ms=listing.created_ms,
         facts=_facts(listing) | (facts or {}),
@@ -418,3 +437,11 @@ def _facts(listing: Manifest) -> JSON:
     if listing.export is not None:
         facts["to_domain"] = listing.export.domain
     return facts
+
+
+def _without_password(url: str) -> str:
+    """A URL without the name and password that may stand in it."""
+    scheme, found, rest = url.partition("://")
+    place = rest.split("/", 1)
+    place[0] = place[0].rsplit("@", 1)[-1]
+    return f"{scheme}{found}{'/'.join(place)}"

@@ -147,6 +147,7 @@ class Sender:
         node = baton_node(baton, turn.conversation.built_on, self.engine.name, facts)
         if baton.manifest.ref:
             self.following.move(baton, node, self.relay.store)
+            turn.conversation.built_on = (baton.id,)  # what comes next builds on the new head
             return baton
         troubles = self.following.note(node)
         return replace(baton, warnings=(*baton.warnings, *troubles)) if troubles else baton

@@ -68,6 +68,13 @@ def test_work_waits_until_others_are_done(machine: Machine) -> None:
     assert runs.disturbed == 0
 
 
+def test_after_a_quiet_run_nobody_is_waited_for(machine: Machine) -> None:
+    """The look before the first run costs a fifth of a second, the next one none."""
+    runs = Quiet(10.0)
+    assert runs.run(lambda: machine.now) == pytest.approx(0.2)
+    assert runs.run(lambda: machine.now) == pytest.approx(0.2)
+
+
 def test_a_disturbed_run_is_made_again(machine: Machine) -> None:
     """The first two are disturbed, and their time is paid from the patience."""
     runs, tries = Quiet(100.0), 0

@@ -38,7 +38,7 @@ from kvbaton.types import JSON, Baton, Receipt, Route
 TOKENS = (128, 256, 512, 1024, 2048)
 MULTIPLES = (0.33, 0.45, 0.65, 1.05, 1.6, 3.0, 8.0, 30.0)
 """Bandwidths of a length and profile, in multiples of the break-even: three of eight are near."""
-REPEATS, STORE_PATIENCE_S = 3, 0.25
+REPEATS, STORE_PATIENCE_S = 3, 0.15
 PATIENCE_S = 240.0
 AS_GOOD, NEAR = 0.05, 2.0
 """Share by which a right choice may be slower, and how near to break-even a bandwidth is near."""

@@ -36,6 +36,8 @@ class Quiet:
 
     def __init__(self, patience_s: float) -> None:
         self.left_s = patience_s
+        self._calm = False
+        """Whether the last run was quiet: then nobody is waited for before the next."""
         self.runs = 0
         self.disturbed = 0
         """Runs that were kept although others worked meanwhile."""
@@ -45,12 +47,14 @@ class Quiet:
         found: list[tuple[float, T]] = []
         least_left_s = self.left_s * (1 - _OF_IT)
         while True:
-            self._wait(least_left_s)
+            if not self._calm:
+                self._wait(least_left_s)
             others, started = _Others(), time.perf_counter()
             result = work()
             took_s = time.perf_counter() - started
             found.append((others.beyond_s(took_s), result))
-            if found[-1][0] <= 0 or self.left_s <= least_left_s or len(found) == TRIES:
+            self._calm = found[-1][0] <= 0
+            if self._calm or self.left_s <= least_left_s or len(found) == TRIES:
                 break
             self.left_s -= took_s
         least, result = min(found, key=lambda one: one[0])

@@ -153,7 +153,9 @@ def test_domains_see_nothing_of_each_other(run: Any) -> None:
 
 def test_names_cannot_act_on_a_terminal(run: Any, ledger: Ledger) -> None:
     """Agents' names from elsewhere are shown with their control characters spelled out."""
-    hostile = Node("hostile-1", NodeKind.ANSWER, agent="\x1b[2Jx\u202e\n", facts={"a": "\x1b[0m"})
+    hostile = Node(
+        "hostile-1", NodeKind.ANSWER, agent="\x1b[2Jx\u202e\n", facts={"a": "\x1b[0m"}, sequence=1
+    )  # as another program may have written it
     ledger.record([Entry(hostile)])
     for command in (["log"], ["show", "hostile-1"], ["graph"],
                     ["invalidate", "hostile-1", "--why", "\x1b[31m"]):  # fmt: skip

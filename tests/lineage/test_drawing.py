@@ -120,7 +120,7 @@ def test_ids_are_as_short_as_tells_them_apart() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_cannot_move_a_cursor(name: str) -> None:
     """Every character of the drawing can be printed, and each node has one line."""
-    node = Node("n1", NodeKind.ARTEFACT, agent=name, model=name)
+    node = Node("n1", NodeKind.ARTEFACT, agent=name, model=name, sequence=1)
     head = Head(name, 1, "n1", 0, 1)
     (line,) = draw_text(graph_of(node, heads=[head])).splitlines()
     assert line.isprintable()
@@ -208,7 +208,8 @@ def test_a_diamond_as_svg() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_are_inert_in_svg(name: str) -> None:
     """Hostile names are text: no element, no attribute and no character of theirs acts."""
-    node = Node("n1", NodeKind.ARTEFACT, agent=name, model=name, fidelity=name, codec=name)
+    node = Node("n1", NodeKind.ARTEFACT, agent=name, model=name, fidelity=name, codec=name,
+                sequence=1)  # fmt: skip
     svg = draw_svg(graph_of(node, heads=[Head(name, 1, "n1", 0, 1)]))
     plain = draw_svg(graph_of(Node("n1", NodeKind.ARTEFACT, agent="x", fidelity="x"),
                               heads=[Head("x", 1, "n1", 0, 1)]))  # fmt: skip

@@ -11,8 +11,22 @@ from kvbaton.errors import InputError
 from kvbaton.types import JSON
 
 _REF = re.compile(r"[a-z0-9][a-z0-9._/-]{0,127}")
-_NODE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_NO_TEXT = r"\x00-\x1f\x7f\ud800-\udfff"
+"""Control characters, and halves of surrogate pairs: no database can hold those."""
+_NODE = re.compile(rf"[^{_NO_TEXT}]{{1,200}}")
+_TEXT = re.compile(rf"[^{_NO_TEXT}]*")
 MAX_LABEL = 200
+_LONGEST = {
+    "label": MAX_LABEL,
+    "agent": MAX_LABEL,
+    "model": MAX_LABEL,
+    "codec": MAX_LABEL,
+    "function": 64,
+    "fidelity": 16,
+    "store": 4096,
+}
+_NUMBERS = ("tokens", "size_bytes", "hops_exact", "hops_lossy", "expires_ms", "created_ms")
+_MOST = 2**63 - 1
 
 
 class NodeKind(StrEnum):
@@ -94,7 +108,8 @@ class Node:
     Raises
     ------
     InputError
-        An id or a label cannot be used.
+        An id cannot be used; or the node is to be recorded, and a text or number of it is too
+        long, too large, or has characters that no database can hold.
     """
 
     id: str
@@ -120,10 +135,22 @@ class Node:
     def __post_init__(self) -> None:
         for name in (self.id, *self.parents):
             require_node_id(name)
-        if self.label and (len(self.label) > MAX_LABEL or not _NODE.fullmatch(self.label)):
-            raise InputError(
-                f"a label has at most {MAX_LABEL} characters, none of them control characters"
-            )
+        if not self.sequence:  # what others have written is shown, whatever it is
+            self._require_writable()
+
+    def _require_writable(self) -> None:
+        for field_, longest in _LONGEST.items():
+            text = getattr(self, field_)
+            if len(text) > longest or not _TEXT.fullmatch(text):
+                raise InputError(
+                    f"{field_} has at most {longest} characters, none of them control "
+                    "characters or halves of surrogate pairs",
+                    at=f"$.{field_}",
+                )
+        for field_ in _NUMBERS:
+            number = getattr(self, field_)
+            if type(number) is not int or not 0 <= number <= _MOST:
+                raise InputError(f"{field_} is no count of 0 to 2^63 - 1", at=f"$.{field_}")
 
     def seen(self, sequence: int, stale: Stale | None) -> Node:
         """The node as it was recorded."""
@@ -283,6 +310,7 @@ def require_node_id(name: str) -> str:
     """
     if not _NODE.fullmatch(name):
         raise InputError(
-            f"{name[:80]!r} is no id", hint="1 to 200 characters, none of them control characters"
+            f"{name[:80]!r} is no id",
+            hint="1 to 200 characters, without control characters and halves of surrogate pairs",
         )
     return name

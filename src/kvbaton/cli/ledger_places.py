@@ -61,7 +61,7 @@ class LedgerPlace:
         from kvbaton.lineage.ledger import Ledger
 
         self.require_there()
-        return Ledger(self.url, self.domain)
+        return Ledger(self.url, self.domain, must_exist=True)
 
     def keeper(self) -> LedgerKeeper:
         """The way of this process to the ledger, which notices old copies of it.

@@ -16,16 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from kvbaton.errors import InputError, LedgerError, LedgerUnavailable
 
 SQLITE = "sqlite"
 _READING = "kvbaton_reading"
+_BESIDE = ("-wal", "-shm")
 WAIT_S = 5.0
 """How long a writer waits for others."""
 
@@ -39,30 +40,58 @@ class Database:
         ``sqlite:////absolute/path.db``, or that of another dialect that is installed.
     wait_s
         How long a transaction waits for those of others.
+    must_exist
+        Make nothing: no folder, no file, and later no tables.
 
     Raises
     ------
     InputError
         The URL names no database that could be used.
     LedgerUnavailable
-        It cannot be opened.
+        It cannot be opened, or is not there although it must be.
     """
 
-    def __init__(self, url: str, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, url: str, *, wait_s: float = WAIT_S, must_exist: bool = False) -> None:
         self.url = _parsed(url)
         self.shown = self.url.render_as_string(hide_password=True)
+        self.must_exist = must_exist
         self._wait_s = wait_s
         self._path = _file_of(self.url)
         if self._path is not None:
             with mapped(self.shown):
-                _prepare(self._path)
+                _prepare(self._path, self.shown, must_exist=must_exist)
         self._engine = self._new_engine()
         self._inode: tuple[int, int] | None = None
 
     @property
     def is_new(self) -> bool:
-        """Whether an SQLite file has nothing in it yet."""
-        return self._path is not None and self._path.stat().st_size == 0
+        """Whether an SQLite file has nothing in it yet.
+
+        Raises
+        ------
+        LedgerUnavailable
+            It is not there.
+        """
+        with mapped(self.shown):
+            return self._path is not None and self._path.stat().st_size == 0
+
+    def settle(self) -> None:
+        """Give an SQLite file its write-ahead log, and its files their mode.
+
+        Only for what is a ledger, or empty: a file of somebody else's stays as it is.
+
+        Raises
+        ------
+        LedgerUnavailable
+            The database cannot be used now.
+        """
+        if self._path is None:
+            return
+        with self.reading() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            for suffix in ("", *_BESIDE):
+                with contextlib.suppress(FileNotFoundError):
+                    _make_private(self._path.with_name(self._path.name + suffix))
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -99,6 +128,7 @@ class Database:
         engine = create_engine(
             self.url, connect_args={"timeout": self._wait_s, "check_same_thread": False}
         )
+        event.listen(engine, "do_connect", _open_only)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_writing)
         return engine
@@ -132,11 +162,6 @@ def is_there(url: str) -> bool:
     """
     path = _file_of(_parsed(url))
     return path is None or path.exists()
-
-
-def open_alone(url: URL) -> Engine:
-    """An engine that keeps no connection, for steps of a migration."""
-    return create_engine(url, poolclass=NullPool)
 
 
 @contextmanager
@@ -182,21 +207,28 @@ def _file_of(url: URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == SQLITE and url.database else None
 
 
-def _prepare(path: Path) -> None:
+def _prepare(path: Path, shown: str, *, must_exist: bool) -> None:
     """A private file in a private folder: SQLite gives its side files the same mode.
 
     A file that is there is never opened here: as soon as a process closes any descriptor of a
     file, it loses all locks that it holds on that file, those of SQLite's connections included.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         found = path.lstat()
     except FileNotFoundError:
+        if must_exist:
+            raise LedgerUnavailable(
+                "the ledger is not there", at=shown, hint="restore it, or mount its folder again"
+            ) from None
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_empty(path)
         found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise LedgerError("a foreign file is in the ledger's place", at=str(path))
-    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise LedgerError("a foreign file is in the ledger's place", at=shown)
+
+
+def _make_private(path: Path) -> None:
+    if stat.S_IMODE(path.lstat().st_mode) & 0o077:
         path.chmod(0o600)
 
 
@@ -211,11 +243,17 @@ def _make_empty(path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
+def _open_only(dialect: object, record: object, given: list[Any], named: dict[str, Any]) -> None:
+    """SQLite makes no file by itself: one that vanishes just now stays vanished."""
+    del dialect, record
+    given[0] = f"file:{quote(given[0])}?mode=rw"
+    named["uri"] = True
+
+
 def _set_up_sqlite(connection: Any, record: object) -> None:
     del record
     connection.isolation_level = None  # transactions are begun below
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 from sqlalchemy import Connection, Select, insert, select, update
@@ -17,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from kvbaton.errors import InputError, LineageCycle, RefConflict, UnknownNode
 from kvbaton.lineage.connection import WAIT_S, Database
-from kvbaton.lineage.migrate import require_newest
+from kvbaton.lineage.migrate import identity_of, require_newest
 from kvbaton.lineage.reading import Questions, chunks
 from kvbaton.lineage.records import (
     Entry,
@@ -59,6 +60,8 @@ class Ledger(Questions):
         The trust domain.
     wait_s
         How long a change waits for those of others.
+    must_exist
+        Refuse to make one where there is none, or none any more.
     now_ms
         Milliseconds since the epoch, for what is shown.
 
@@ -68,6 +71,8 @@ class Ledger(Questions):
         The URL names no database that could be used.
     LedgerVersion
         Its tables are of another version.
+    LedgerUnavailable
+        It is locked, cannot be reached, or is not there although it must be.
     LedgerError
         It cannot be used.
     """
@@ -78,9 +83,10 @@ class Ledger(Questions):
         domain: str,
         *,
         wait_s: float = WAIT_S,
+        must_exist: bool = False,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        database = Database(url, wait_s=wait_s)
+        database = Database(url, wait_s=wait_s, must_exist=must_exist)
         try:
             require_newest(database)
         except BaseException:
@@ -89,6 +95,19 @@ class Ledger(Questions):
         super().__init__(database, domain)
         self._now_ms = now_ms
         self._heard: list[Heard] = []
+
+    @cached_property
+    def identity(self) -> str:
+        """The random name that it was given when it was made: 32 hexadecimal digits.
+
+        One that was made anew in its place has another; a copy has the same.
+
+        Raises
+        ------
+        LedgerError
+            It cannot be read.
+        """
+        return identity_of(self.database)
 
     # -- changes ----------------------------------------------------------------------------------
 

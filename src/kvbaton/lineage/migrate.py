@@ -8,23 +8,25 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, select
 
-from kvbaton.errors import LedgerError, LedgerVersion
+from kvbaton.errors import LedgerError, LedgerUnavailable, LedgerVersion
 from kvbaton.lineage.connection import Database
-from kvbaton.lineage.tables import VERSION
+from kvbaton.lineage.tables import VERSION, ledger
 
 COMMAND = "kvbaton ledger migrate"
 _FOLDER = Path(__file__).with_name("migrations")
 
 
 def require_newest(database: Database) -> None:
-    """Make the tables where there are none; refuse those of another version.
+    """Make the tables where there are none and may be; refuse those of another version.
 
     Raises
     ------
     LedgerVersion
         They are older, and can be migrated, or newer than this program.
+    LedgerUnavailable
+        There are none, although there must be: they were lost, or nobody has made them yet.
     LedgerError
         There are tables, and they are not the ledger's.
     """
@@ -33,18 +35,31 @@ def require_newest(database: Database) -> None:
         found = _made(database)
     if found != VERSION:
         raise _other(found, database)
+    database.settle()
 
 
 def _made(database: Database) -> str:
     """Make the tables, unless somebody else was faster; their version."""
+    if database.must_exist:
+        with database.reading() as connection:
+            _require_empty(connection, database)
+        raise LedgerUnavailable(
+            "there is no ledger in this database", at=database.shown, hint="restore it"
+        )
+    if database.is_new:
+        database.settle()
     with database.writing() as connection:
         found = _version(connection)
         if found is not None:
             return found
-        if inspect(connection).get_table_names():
-            raise LedgerError("this is a database of something else", at=database.shown)
+        _require_empty(connection, database)
         _upgrade(connection)
         return VERSION
+
+
+def _require_empty(connection: Connection, database: Database) -> None:
+    if inspect(connection).get_table_names():
+        raise LedgerError("this is a database of something else", at=database.shown)
 
 
 def version_of(database: Database) -> str | None:
@@ -60,13 +75,33 @@ def migrate(database: Database) -> tuple[str | None, str]:
     ------
     LedgerVersion
         They are newer than this program.
+    LedgerError
+        There are tables, and they are not the ledger's.
     """
     with database.writing() as connection:
         found = _version(connection)
-        if found is not None and found not in _known():
+        if found is None:
+            _require_empty(connection, database)
+        elif found not in _known():
             raise _other(found, database)
         _upgrade(connection)
+    database.settle()
     return found, VERSION
+
+
+def identity_of(database: Database) -> str:
+    """The random name that a ledger was given when it was made; a copy of it has the same.
+
+    Raises
+    ------
+    LedgerError
+        It has none.
+    """
+    with database.reading() as connection:
+        found = connection.scalar(select(ledger.c.identity))
+    if found is None:
+        raise LedgerError("this ledger has no identity", at=database.shown)
+    return str(found)
 
 
 def _version(connection: Connection) -> str | None:

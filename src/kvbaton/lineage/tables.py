@@ -12,6 +12,9 @@ VERSION = "0001"
 
 metadata = MetaData()
 
+ledger = Table("ledger", metadata, Column("identity", String(32), primary_key=True))
+"""One row, made with the tables: which ledger this is."""
+
 counters = Table(
     "counters",
     metadata,

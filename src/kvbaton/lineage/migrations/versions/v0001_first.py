@@ -1,5 +1,6 @@
 """The first tables."""
 
+import secrets
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ def _number(name: str, *, key: bool = False, absent: bool = False) -> sa.Column[
 
 def upgrade() -> None:
     """Make them."""
+    ledger = op.create_table("ledger", _text("identity", 32, key=True))
+    op.bulk_insert(ledger, [{"identity": secrets.token_hex(16)}])
     op.create_table("counters", _text("domain", 64, key=True), _number("value"))
     op.create_table(
         "nodes",

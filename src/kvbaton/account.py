@@ -51,6 +51,8 @@ class Account:
     """Key ids of all who have had a part in the context, whether by cache or by text."""
     built_on: tuple[str, ...] = ()
     """Ids of the batons and answers that the context was made from, by cache or by text."""
+    sources: tuple[str, ...] = ()
+    """Ids of what else the prompt was made from."""
     look: Look | None = None
     """What is known of the freshness of the batons."""
     hedge: Hedge | None = None

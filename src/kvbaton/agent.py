@@ -17,10 +17,10 @@ from kvbaton.answering import Answering
 from kvbaton.choosing import Choosing
 from kvbaton.clock import Clock
 from kvbaton.codecs.plan import CodecPlan
-from kvbaton.conversation import Conversation, Turn
+from kvbaton.conversation import Conversation, Turn, warned
 from kvbaton.decoding import Answer, Decoding, TokenWatch
 from kvbaton.engines.base import Engine
-from kvbaton.errors import BatonUnavailable, Filtered, NotTrusted, Superseded
+from kvbaton.errors import BatonUnavailable, Filtered, KvbatonError, NotTrusted, Superseded
 from kvbaton.following import Following, Look
 from kvbaton.forecasts import Foresight
 from kvbaton.gating import TextGate
@@ -29,6 +29,7 @@ from kvbaton.policy.filters import TextFilter
 from kvbaton.policy.fitting import FitStrategy
 from kvbaton.policy.rules import StaleRule
 from kvbaton.prompts import Messages, Prompt, PromptWriter, user_turn
+from kvbaton.reasons import reason_of
 from kvbaton.references import (
     NotUsed,
     bearers,
@@ -40,7 +41,7 @@ from kvbaton.references import (
 from kvbaton.relay import Relay
 from kvbaton.reusing import answer_aside, covers, own_prefix, stored_prefix
 from kvbaton.sending import Cutting, Sender
-from kvbaton.shadowing import shadow_of
+from kvbaton.shadowing import seeded, shadow_of
 from kvbaton.shipping import Packing
 from kvbaton.sources import Spans, mode_of
 from kvbaton.taking import (
@@ -147,6 +148,7 @@ class Agent(Tracked):
         *,
         messages: Messages | None = None,
         labels: Mapping[str, str] | None = None,
+        sources: Sequence[Turn | Baton | BatonRef | str] = (),
         **options: Any,
     ) -> Turn:
         """Answer a prompt, or a whole list of chat messages.
@@ -160,6 +162,8 @@ class Agent(Tracked):
             One of the two.
         labels
             Your own, for the receipt.
+        sources
+            What else the prompt was made from, for the ledger: turns, batons, artefacts.
         options
             Fields of ``Decoding``: ``max_new_tokens``, ``sampling``, ``stop``, ``on_text``,
             ``hand_off_when``, ``ignore_eos``.
@@ -170,13 +174,20 @@ class Agent(Tracked):
             There is nothing to answer, or messages that the template refuses.
         WindowExceeded
             The prompt does not fit the model's window.
+        Superseded
+            The conversation builds on a stale context, and the owner's policy refuses that.
         """
         how = decoding_of(options)
         account = Account(Outcome.NO_BATON, Mode.CONTINUE, Route.TEXT, labels=labels or {})
+        account.sources = tuple(map(self._node_of, sources))
         known = self.conversation
         if known is None or prompt is None or messages is not None:
             return self._answer_reusing(self.writer.fresh(prompt, messages), how, account)
         wanted = self.writer.going_on(known.ids, [user_turn(prompt)]).behind(known)
+        account.look = self._look(account.clock)
+        account.look.at_own(known.built_on)
+        account.warnings = tuple(account.look.warnings)
+        account.signers, account.built_on = known.signers, known.built_on
         with known.cache.exclusive():
             half_done = known.cache.length > len(known.ids)  # by a turn that failed
         if half_done:
@@ -444,6 +455,7 @@ class Agent(Tracked):
         stale: StaleRule | str | None = None,
         tags: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
+        sources: Sequence[Turn | Baton | BatonRef | str] = (),
         **options: Any,
     ) -> Turn:
         """Go on from a baton, or from slices of several.
@@ -492,6 +504,8 @@ class Agent(Tracked):
         labels
             Your own, for the receipt, such as ``{"conversation": ..., "arm": ...}``; roll-outs
             assign by ``conversation``.
+        sources
+            What else the instruction was made from, for the ledger: turns, batons, artefacts.
         options
             Fields of ``Decoding``.
 
@@ -515,9 +529,7 @@ class Agent(Tracked):
             strict=strict,
         )  # fmt: skip
         rules = self.relay.deciding.rules_of(self.name).rules
-        look = self.following.look(
-            clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
-        )
+        look = self._look(clock, stale)
         try:
             opened, reasons, warnings = open_current(
                 self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
@@ -534,7 +546,7 @@ class Agent(Tracked):
             *warnings, *look.warnings, *look.replaced, *self.relay.deciding.troubles(),
         )  # fmt: skip
         account.signers, account.built_on = signers_of(opened), account.batons
-        account.look = look
+        account.look, account.sources = look, tuple(map(self._node_of, sources))
         terms = replace(terms, receiving=look.receiving(self.name, account.labels, tags, rules))
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
@@ -543,17 +555,28 @@ class Agent(Tracked):
             wanted, cache = taker.whole(opened[0], said, messages)
         account.label()
         decided = account.decision
+        if decided is not None and decided.shadow:
+            how = seeded(how)  # both draw alike, or they could not be compared
 
         def shadowed(turn: Turn) -> Turn:
             if decided is None or not decided.shadow:
                 return turn
-            report = shadow_of(turn, taker, opened, said, messages, route=decided.chosen)
+            report = shadow_of(
+                turn, replace(taker, how=how), opened, said, messages, route=decided.chosen
+            )
             return replace(turn, receipt=replace(turn.receipt, shadow=report))
 
         return self._answer(
             cache, wanted, how, account, strict=strict, finish=shadowed,
             watch_for=lambda: self.watch_for(account.fidelity, how),
         )  # fmt: skip
+
+    def _look(self, clock: Clock, stale: StaleRule | str | None = None) -> Look:
+        """A look at the freshness of what is used, by the caller's rule or the owner's."""
+        rules = self.relay.deciding.rules_of(self.name).rules
+        return self.following.look(
+            clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
+        )
 
     def _without_baton(
         self,
@@ -599,17 +622,22 @@ class Agent(Tracked):
         return turn if turn.fired is None else self._passed_on(turn, turn.fired.receiver)
 
     def _kept(self, turn: Turn) -> Turn:
-        """A turn, whose conversation is the agent's from now on."""
+        """A turn, whose conversation is the agent's from now on; that its receipt cannot be logged
+        is a warning, the answer is there all the same."""
         self.conversation = turn.conversation
-        if self.log is not None:
-            self.log(turn.receipt)
+        try:
+            if self.log is not None:
+                self.log(turn.receipt)
+        except KvbatonError as error:
+            return warned(turn, reason_of(error))
         return turn
 
     def _passed_on(self, turn: Turn, receiver: str) -> Turn:
-        """The turn with its baton, or with a warning where a filter refuses one: the answer is
-        there all the same."""
+        """The turn with its baton, or with a warning where there is none: the answer is there all
+        the same."""
         try:
             return replace(turn, baton=self.hand_off(turn, receiver=receiver))
         except Filtered as error:
-            warned = (*turn.receipt.warnings, not_opened(error)[1])
-            return replace(turn, receipt=replace(turn.receipt, warnings=warned))
+            return warned(turn, not_opened(error)[1])
+        except KvbatonError as error:
+            return warned(turn, reason_of(error))

@@ -59,6 +59,7 @@ class Answering:
         Where the watch finds the first tokens odd, nothing has been shown yet, and the answer
         begins anew from the ids.
         """
+        account.label()
         if account.hedge is not None and cache is None:
             talk, answer = self._hedged(account.hedge, wanted, how, account, watch_for)
         else:
@@ -189,6 +190,7 @@ class Answering:
         if account.look is not None:
             freshness, late = account.look.conclude(receipt)
             receipt = replace(receipt, freshness=freshness)
-        troubles = self.following.note_answer(receipt, account.built_on)
+        made_from = tuple(dict.fromkeys((*account.built_on, *account.sources)))
+        troubles = self.following.note_answer(receipt, made_from)
         new = [one for one in (*late, *troubles) if one not in receipt.warnings]
         return replace(receipt, warnings=(*receipt.warnings, *new)) if new else receipt

@@ -193,8 +193,8 @@ class StaleContext(UserWarning):
     """What goes on is based on a context that is no longer the current one."""
 
 
-def _following(relay: Relay, name: str) -> Following:
-    return Following(default_ledger(relay.store, relay.domain), name)
+def _following(relay: Relay, name: str, ledger: LedgerKeeper | str | None) -> Following:
+    return Following(default_ledger(relay.store, relay.domain, ledger), name)
 
 
 def _relay(engine: Engine, store: Relay | Store | str | None) -> Relay:
@@ -212,6 +212,7 @@ def export_cache(
     text: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
     filters: Sequence[TextFilter] | None = None,
+    ledger: LedgerKeeper | str | None = None,
 ) -> Baton | list[Baton]:
     """Hand off a cache that your own code has filled, with ``generate`` or a loop of your own.
 
@@ -239,6 +240,8 @@ def export_cache(
         nothing by default.
     filters
         Asked for the text before anything is stored; by default those of the settings.
+    ledger
+        As for ``Agent``.
 
     Returns
     -------
@@ -266,7 +269,7 @@ def export_cache(
         if not (gate.passes(Transcript(one.ids, "", told)) and gate.outcome(text or "").passed):
             raise Filtered("a filter took something out of the text: the cache may not leave")
 
-    following = _following(relay, sender)
+    following = _following(relay, sender, ledger)
 
     def hand_off(one: Adopted) -> Baton:
         origin = one.cache.origin or NOWHERE
@@ -292,7 +295,7 @@ def export_cache(
     return batons if is_batch(ids) else batons[0]
 
 
-def attach_cache(
+def attach_cache(  # noqa: PLR0913 - all but two have defaults and are named
     engine: Engine,
     baton: Baton | BatonRef | str,
     new_ids: Sequence[int] = (),
@@ -304,6 +307,7 @@ def attach_cache(
     ticket: str | None = None,
     stale: StaleRule | str | None = None,
     filters: Sequence[TextFilter] | None = None,
+    ledger: LedgerKeeper | str | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Take a baton for your own code: its cache, and all ids of the sequence.
 
@@ -334,6 +338,8 @@ def attach_cache(
         a ``StaleContext`` warning, ``fetch`` takes the newer one, ``refuse`` raises.
     filters
         Asked for the baton's text before anything is attached; by default those of the settings.
+    ledger
+        As for ``Agent``.
 
     Returns
     -------
@@ -351,7 +357,7 @@ def attach_cache(
     """
     relay, clock = _relay(engine, store), Clock()
     rules = relay.deciding.rules_of(receiver).rules
-    look = _following(relay, receiver).look(
+    look = _following(relay, receiver, ledger).look(
         clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
     )
     gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
@@ -361,8 +367,9 @@ def attach_cache(
     )  # fmt: skip
     if redacted:
         raise Filtered("a filter took something out of the baton's text: its cache is not used")
-    if look.label is not None:
-        warnings.warn(look.label.sentence, StaleContext, stacklevel=2)
+    told = [*look.replaced, *([] if look.label is None else [look.label])]
+    for one in told:
+        warnings.warn(one.sentence, StaleContext, stacklevel=2)
     ids = (*opened.transcript.ids, *new_ids)
     cached = min(opened.manifest.cached_tokens, len(ids) - 1)
     taken = relay.take(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from kvbaton.backing import Inherited, Source
@@ -13,6 +13,7 @@ from kvbaton.types import (
     JSON,
     Baton,
     Hops,
+    Reason,
     Receipt,
     Role,
     SegmentKind,
@@ -162,6 +163,12 @@ class Turn:
     def messages(self) -> tuple[Mapping[str, Any], ...]:
         """Chat messages of the conversation."""
         return tuple(self.conversation.messages)
+
+
+def warned(turn: Turn, reason: Reason) -> Turn:
+    """The turn with one more warning in its receipt."""
+    receipt = turn.receipt
+    return replace(turn, receipt=replace(receipt, warnings=(*receipt.warnings, reason)))
 
 
 def clip(spans: list[Span], tokens: int) -> tuple[Span, ...]:

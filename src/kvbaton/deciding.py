@@ -7,6 +7,7 @@ running processes.  One that cannot be read any more leaves the last one in forc
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,9 @@ Calibrated = Callable[[str], frozenset[str]]
 """Digest of a function -> digests of the calibration records that are known for it."""
 
 NO_POLICY = PolicyFile()
+EDIT_S = 1.0
+"""How long a file that is gone, or empty, is taken to be in the middle of an edit."""
+_NEVER, _AGAIN = (0, 0, 0), (1, 0, 0)
 BY_TEXT = PolicyFile(common=AgentPolicy(roll_out=RollOut(kill=True)))
 """In force where nobody can say what the owner wants."""
 
@@ -81,6 +85,10 @@ class Request:
     sliced: bool = False
 
 
+class _Unseen(SettingsError):
+    """The file may be as it was: it is read when it can be looked at."""
+
+
 class PolicySource:
     """A policy, from a file that may change or as it is.
 
@@ -111,7 +119,8 @@ class PolicySource:
         self._file = file if isinstance(file, PolicyFile) else NO_POLICY
         self._named = make_policy(policy) if isinstance(policy, str) else policy
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int, int] | None = (0, 0, 0)
+        self._stamp: tuple[int, int, int] | None = _NEVER
+        self._missing_since: float | None = None
         self._policy = self._named or make_policy()
         self.trouble: KvbatonError | None = None
         """Why the file as it is now is not in force, if it is not."""
@@ -137,16 +146,27 @@ class PolicySource:
             return None
         try:
             stamp = _stamp(self._path)
-            if stamp == self._stamp:
+            if stamp == self._stamp or self._in_the_middle_of_an_edit(stamp):
                 return self.trouble
             self._stamp = stamp
             found = NO_POLICY if stamp is None else load_policy_file(self._path)
             policy = self._named or make_policy(found.policy)
         except KvbatonError as error:
             self.trouble = error
+            if isinstance(error, _Unseen):
+                self._stamp = _AGAIN
         else:
             self.trouble, self._file, self._policy = None, found, policy
         return self.trouble
+
+    def _in_the_middle_of_an_edit(self, stamp: tuple[int, int, int] | None) -> bool:
+        """Whether a file that was there is gone, or empty, only since a moment ago."""
+        if self._stamp is None or self._stamp == _NEVER or (stamp is not None and stamp[1]):
+            self._missing_since = None
+            return False
+        now_s = time.monotonic()
+        self._missing_since = self._missing_since or now_s
+        return now_s - self._missing_since < EDIT_S
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -155,7 +175,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SettingsError(f"the policy cannot be looked at: {error.strerror}") from error
+        raise _Unseen(f"the policy cannot be looked at: {error.strerror}") from error
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

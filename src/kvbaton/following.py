@@ -37,6 +37,8 @@ from kvbaton.types import (
 )
 
 UNKNOWN = Freshness(Standing.UNKNOWN)
+FLUSH_S = 2.0
+"""How long a look-up waits for what is not in the ledger yet."""
 RATE_MINUTES = 10
 """Over how long the moves of a ref are counted."""
 _STRICTNESS = (StaleRule.LABEL, StaleRule.FETCH, StaleRule.REFUSE)
@@ -77,6 +79,8 @@ class Look:
     known_freshness: bool
     clock: Clock
     batons: tuple[Baton, ...] = ()
+    names: tuple[str, ...] = ()
+    """Ids of what an agent's own conversation builds on."""
     found: Freshness = UNKNOWN
     warnings: list[Reason] = field(default_factory=list)
     replaced: list[Reason] = field(default_factory=list)
@@ -109,6 +113,27 @@ class Look:
             stale_sentence(self.found),
             hint="take the head of its ref, or go on with stale='label'",
         )
+
+    def at_own(self, names: Sequence[str]) -> None:
+        """Look at what an agent's own conversation builds on, before it goes on.
+
+        Raises
+        ------
+        Superseded
+            It is stale, and the rule refuses that.
+        """
+        self.names = tuple(names)
+        if not names:
+            return
+        with self.clock.phase("freshness"):
+            standings = [self.following.freshness_of(name) for name in names]
+        self.found = max(standings, key=lambda one: _SWORN[one.standing])
+        self.warnings += self.following.troubles()
+        if self.found.standing is Standing.STALE and self.rule is StaleRule.REFUSE:
+            raise Superseded(
+                f"the conversation goes on {stale_sentence(self.found)}",
+                hint="take the newer context, or begin anew: agent.forget()",
+            )
 
     def _fetch(self, standings: Sequence[Freshness]) -> None:
         newer: list[BatonRef | None] = []
@@ -174,12 +199,12 @@ class Look:
         become stale since."""
         stated = self.found.to_json()
         self.following.keep_seen()
-        if not self.batons:
+        if not (self.batons or self.names):
             return stated, ()
-        now = max(
-            (self.following.freshness(baton) for baton in self.batons),
-            key=lambda one: _SWORN[one.standing],
-        )
+        standings = [self.following.freshness(baton) for baton in self.batons]
+        self.following.note_unknown(self.batons, standings)
+        standings += [self.following.freshness_of(name) for name in self.names]
+        now = max(standings, key=lambda one: _SWORN[one.standing])
         stated["after"] = {"standing": now.standing.value, "as_of": now.as_of, "why": now.why}
         if now.standing is not Standing.STALE or self.found.standing is Standing.STALE:
             return stated, ()
@@ -232,6 +257,17 @@ class Following:
             self._seen[found.ref] = max(found.ref_sequence, self._seen.get(found.ref, 0))
         return found
 
+    def freshness_of(self, name: str) -> Freshness:
+        """Whether something that the ledger knows by its id is stale."""
+        return UNKNOWN if self.keeper is None else self.keeper.freshness(name)
+
+    def note_unknown(self, batons: Sequence[Baton], standings: Sequence[Freshness]) -> None:
+        """Note batons that the ledger does not know: their senders have none, or another one."""
+        for baton, found in zip(batons, standings, strict=True):
+            answered = self.keeper is not None and self.keeper.failure is None
+            if answered and found.standing is Standing.UNKNOWN:
+                self.note(baton_node(baton, (), ""))
+
     def head(self, ref: str) -> tuple[Head, BatonRef]:
         """Where a ref stands, and a reference to the baton there.
 
@@ -267,6 +303,20 @@ class Following:
             return ()
         hint = f"; {failure.hint}" if failure.hint else ""
         return (Reason(ReasonCode.LEDGER, f"{failure.sentence}{hint}"),)
+
+    def look_up(self, name: str) -> str:
+        """The whole id of a node, from a part of it.
+
+        Raises
+        ------
+        UnknownNode, InputError
+            Nothing begins so, or several do.
+        LedgerError
+            There is no ledger, or it cannot be used.
+        """
+        kept = self._kept()
+        kept.flush(FLUSH_S)
+        return kept.ask(lambda ledger: ledger.node(name).id)
 
     # -- refs -------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from kvbaton.decoding import Answer, Decoding, decode
 from kvbaton.prompts import Prompt
 from kvbaton.relay import Relay
 from kvbaton.taking import require_window, room_for
-from kvbaton.types import Reason, ReasonCode, SegmentRef, common_prefix
+from kvbaton.types import Reason, ReasonCode, Role, SegmentRef, common_prefix
 
 
 def own_prefix(
@@ -26,11 +26,21 @@ def own_prefix(
     """A copy of what a diverging prompt has in common with the agent's own cache."""
     account.first_divergence = account.reused = agreed
     account.parents, account.hops, account.signers = known.parents, known.hops, known.signers
-    account.built_on = known.built_on
+    if said_before(known, agreed):
+        account.built_on = known.built_on
     account.held = covered(known.stored(), agreed)
     account.inherit(known.inherited, agreed)
     room = room_for(relay.engine, wanted, agreed, how)
     return relay.copy_prefix(known.cache, agreed, room=room)
+
+
+def said_before(known: Conversation, agreed: int) -> bool:
+    """Whether the first positions of a conversation hold more than what any prompt may begin with:
+    an answer, what was taken from others, or what is not exact."""
+    if any(one.run.first < agreed for one in known.inherited):
+        return True
+    roles = (Role.GENERATED, Role.HISTORY, Role.REASONING)
+    return any(span.role in roles and span.run.stop <= agreed for span in known.spans)
 
 
 def stored_prefix(

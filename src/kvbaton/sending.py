@@ -84,6 +84,8 @@ class Sender:
         )
         words, whole = words_of(self.engine, source, turn, wanted), wanted is Mode.CONTINUE
         choice = None
+        if self.choosing is not None:
+            self.relay.encode_by(None)
         if self.choosing is not None and whole and packing.plan is None:
             choice = self.choosing.choose(turn)
             self.relay.encode_by(choice.plan)

@@ -171,14 +171,14 @@ class Taker:
         agreed = common_prefix(baton.transcript.ids, wanted.ids)
         if agreed < len(baton.transcript.ids):
             account.first_divergence = agreed
-        wanted, moves = self._fitted(baton, wanted, agreed, instruction)
+        wanted, moves = self._fitted(baton, wanted, agreed, instruction, messages)
         if moves == () or self.terms.by_text:
             self._as_text()
             cache = None
         else:
             cache = self._attached(baton, wanted, agreed, moves)
             if cache is None and self._summary_stands(baton):
-                wanted = self._behind_summary(baton.manifest.terms, instruction)
+                wanted = self._behind_summary(baton.manifest.terms, instruction, messages)
         self._require_used()
         require_window(self.engine, wanted)
         return wanted, cache
@@ -268,7 +268,12 @@ class Taker:
     # -- fitting the window ---------------------------------------------------------------------
 
     def _fitted(
-        self, baton: Baton, wanted: Prompt, agreed: int, instruction: str
+        self,
+        baton: Baton,
+        wanted: Prompt,
+        agreed: int,
+        instruction: str,
+        messages: Messages | None = None,
     ) -> tuple[Prompt, tuple[Move, ...] | None]:
         """The prompt that fits the window, and what of the baton stays: None for all of it.
 
@@ -300,7 +305,7 @@ class Taker:
             return wanted, None
         self.account.reasons += (found.reason,)
         if found.summary:
-            return self._behind_summary(listing.terms, instruction), ()
+            return self._behind_summary(listing.terms, instruction, messages), ()
         runs = [move.run for move in found.moves]
         rest = TokenRun(context, len(wanted.ids) - context)
         fitted = replace(
@@ -311,14 +316,21 @@ class Taker:
         )
         return fitted, found.moves
 
-    def _behind_summary(self, terms: Terms, instruction: str) -> Prompt:
+    def _behind_summary(self, terms: Terms, instruction: str, messages: Messages | None) -> Prompt:
         """The sender's summary in place of the context, and what is to be done."""
+        if not instruction and messages:
+            told = [dict(message) for message in messages]
+            first = next((one for one in told if one.get("role") == "user"), told[0])
+            first["content"] = f"{terms.summary}\n\n{first.get('content', '')}"
+            return self.writer.render(told)
         said = instruction or terms.instruction
         return self.writer.fresh(f"{terms.summary}\n\n{said}".strip(), None)
 
     def _summary_stands(self, baton: Baton) -> bool:
         """Whether a cache that was handed on too often is replaced by its sender's summary."""
         decision = self.account.decision
+        if self.account.mode is not Mode.CONTINUE:
+            return False
         if decision is None or decision.decided_by not in HOP_GATES:
             return False
         rules = self.relay.deciding.rules_of(self.name).rules
@@ -369,9 +381,9 @@ class Taker:
         agreed = agreed_tokens(self.engine, known, prompt)
         if known is not None and agreed >= prompt.own_tokens:  # its beginning may be inexact
             account.signers = tuple(sorted({*account.signers, *known.signers}))
-            account.built_on = tuple(dict.fromkeys((*account.built_on, *known.built_on)))
             account.inherit(known.inherited, prompt.own_tokens)
             if account.inherited:
+                account.built_on = tuple(dict.fromkeys((*account.built_on, *known.built_on)))
                 worn, own = account.hops, known.hops
                 account.hops = Hops(max(worn.exact, own.exact), max(worn.lossy, own.lossy))
         with account.clock.phase("own_prefill"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from kvbaton.conversation import Conversation, Turn
@@ -10,6 +11,9 @@ from kvbaton.following import Following
 from kvbaton.lineage.records import Node
 from kvbaton.sending import node_of
 from kvbaton.types import Baton, BatonRef
+
+_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}|artefact-[0-9a-f]{32}")
+"""Ids of batons, of receipts, and of artefacts."""
 
 
 class Tracked:
@@ -41,7 +45,7 @@ class Tracked:
         LedgerError
             There is no ledger, or the note cannot be kept.
         """
-        made_from = [node_of(one) for one in sources]
+        made_from = [self._node_of(one) for one in sources]
         if not sources and self.conversation is not None:
             made_from = list(self.conversation.built_on)
         if not made_from:
@@ -59,6 +63,20 @@ class Tracked:
             There is no ledger, or it cannot be used.
         """
         return self.following.head(ref)[1]
+
+    def _node_of(self, source: Turn | Baton | BatonRef | str) -> str:
+        """The id under which the ledger knows something; a text that is no whole id is looked up.
+
+        Raises
+        ------
+        UnknownNode
+            Nothing has such an id.
+        LedgerError
+            It has to be looked up, and there is no ledger, or it cannot be used.
+        """
+        if not isinstance(source, str) or _ID.fullmatch(source):
+            return node_of(source)
+        return self.following.look_up(source)
 
     def when_stale(self, told: Callable[[Node], None]) -> Callable[[], None]:
         """Be told, once, when what the agent's conversation was made from becomes stale, whoever

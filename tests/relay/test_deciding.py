@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policy.speed_examples import KNOWN
 
+from kvbaton import deciding
 from kvbaton.agent import Agent
 from kvbaton.deciding import PolicySource
 from kvbaton.errors import BatonRefused, SettingsError
@@ -123,6 +124,18 @@ def test_beyond_the_hop_limit_a_summary_stands_for_the_context(
         assert turn.receipt.context_tokens > len(baton.transcript.ids)
 
 
+def test_a_summary_stands_before_the_callers_messages(policy_agent: Make) -> None:
+    """What was asked is asked still; behind a shared preamble nothing is left out."""
+    baton = handed_off(policy_agent, summary="You code.")
+    rules = {"rules": {"max_exact_hops": 0, "beyond_hops": "summary"}}
+    asked = [{"role": "user", "content": "Which limits"}]
+    turn = policy_agent("b", rules).take(baton, messages=asked, max_new_tokens=3)
+    assert ReasonCode.SUMMARIZED in [reason.code for reason in turn.receipt.reasons]
+    said = turn.conversation.messages[0]["content"]
+    assert said.startswith("You code.")
+    assert said.endswith("Which limits")
+
+
 # --- roll-out -----------------------------------------------------------------------------------
 
 
@@ -142,7 +155,7 @@ def test_a_kill_file_takes_effect_in_running_processes(policy_agent: Make, tmp_p
 
 
 def test_a_policy_file_is_read_again_and_a_broken_one_leaves_the_last(
-    policy_agent: Make, tmp_path: Path
+    policy_agent: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that holds no policy any more is warned of, and what was in force stays."""
     baton = handed_off(policy_agent)
@@ -163,9 +176,19 @@ def test_a_policy_file_is_read_again_and_a_broken_one_leaves_the_last(
     receipt = fresh.take(baton, "Go on").receipt
     assert (receipt.route, receipt.reasons[0].code) == (Route.TEXT, ReasonCode.KILL_SWITCH)
     assert "unknown key" in receipt.warnings[0].sentence
+    policy.write_text("")  # in the middle of an edit
+    assert agent.take(baton, "Go on").receipt.route is Route.TEXT
     policy.unlink()
+    assert agent.take(baton, "Go on").receipt.route is Route.TEXT
+    monkeypatch.setattr(deciding, "EDIT_S", 0.0)
     receipt = agent.take(baton, "Go on").receipt
     assert (receipt.route, receipt.warnings) == (Route.BATON, ())
+    policy.symlink_to(policy)  # cannot be looked at for a while
+    assert agent.take(baton, "Go on").receipt.warnings[0].code is ReasonCode.POLICY
+    policy.unlink()
+    policy.write_text("[rules]\nmin_tokens = 100000\n")
+    receipt = agent.take(baton, "Go on").receipt
+    assert (receipt.route, receipt.warnings) == (Route.TEXT, ())
 
 
 @settings(max_examples=20)

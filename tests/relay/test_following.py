@@ -519,25 +519,26 @@ def test_a_spool_that_cannot_be_written_warns(agent_of: Any, url: str, tmp_path:
 # --- loops of one's own -------------------------------------------------------------------------
 
 
-def test_own_loops_are_followed_too(
-    following_agent: Make, keeper: LedgerKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_loops_are_followed_too(following_agent: Make, keeper: LedgerKeeper) -> None:
     """What `attach_cache` takes is checked, and what `export_cache` hands off is noted."""
     from kvbaton import api
 
-    monkeypatch.setattr(api, "default_ledger", lambda store, domain: keeper)
+    kept: Any = {"ledger": keeper}
     planner = following_agent("planner")
     old = planned(planner)
-    cache, ids = api.attach_cache(planner.engine, old.id, store=planner.relay)
+    cache, ids = api.attach_cache(planner.engine, old.id, store=planner.relay, **kept)
     new = planned(planner)
     onward = api.export_cache(
-        planner.engine, cache, ids[0, : cache.length].tolist(), store=planner.relay
+        planner.engine, cache, ids[0, : cache.length].tolist(), store=planner.relay, **kept
     )
     assert isinstance(onward, Baton)
     assert marks(keeper)[onward.id]
     with pytest.warns(api.StaleContext, match="plan@1"):
-        api.attach_cache(planner.engine, old.id, store=planner.relay)
+        api.attach_cache(planner.engine, old.id, store=planner.relay, **kept)
     with pytest.raises(Superseded, match="plan@1"):
-        api.attach_cache(planner.engine, old.id, store=planner.relay, stale="refuse")
-    newer, _ = api.attach_cache(planner.engine, old.id, store=planner.relay, stale="fetch")
+        api.attach_cache(planner.engine, old.id, store=planner.relay, **kept, stale="refuse")
+    with pytest.warns(api.StaleContext, match="plan@2 was taken in place"):
+        newer, _ = api.attach_cache(
+            planner.engine, old.id, store=planner.relay, **kept, stale="fetch"
+        )
     assert newer.origin.parents == (new.id,)

@@ -190,8 +190,8 @@ def take(
         raise InputError(f"--deadline-s must be a positive number of seconds, not {limit_s:g}")
     if instruction and not instruction.strip():
         raise EmptyInput("the instruction is blank")
-    batons = _named(baton, ref)
-    opened = places.open_to_take(store)
+    batons, lies_at = _named(baton, ref)
+    opened = places.open_to_take(store or lies_at)
     if own is None:  # nothing else to answer: say so before the model is loaded
         for one in batons:
             open_manifest(opened, places.trust_domain(), one)
@@ -230,8 +230,8 @@ def take(
     output.result(_to_json(turn), lambda console: _show(output, turn.receipt))
 
 
-def _named(baton: list[str] | None, ref: str | None) -> list[str]:
-    """Ids of the batons that are to be taken.
+def _named(baton: list[str] | None, ref: str | None) -> tuple[list[str], str | None]:
+    """Ids of the batons that are to be taken, and the store that a ref's lies in.
 
     Raises
     ------
@@ -241,11 +241,12 @@ def _named(baton: list[str] | None, ref: str | None) -> list[str]:
         Nobody knows where the ref stands.
     """
     if baton and ref is None:
-        return baton
+        return baton, None
     if baton or ref is None:
         raise InputError("name batons or a ref, and not both", hint="--baton ID, or --ref NAME")
     place = ledger_place(None, None)
-    return [place.keeper().head(ref)[0].baton]
+    head, node = place.keeper().head(ref)
+    return [head.baton], node.store or None
 
 
 class _Answer:

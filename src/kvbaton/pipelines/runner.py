@@ -203,6 +203,7 @@ class _Run:
     around: Surroundings = ALONE
     labels: Mapping[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
+    receipts: dict[str, str] = field(default_factory=dict)
     passed: dict[str, list[_Passed]] = field(default_factory=dict)
     stored_bytes: int = 0
 
@@ -244,6 +245,7 @@ class _Run:
         turn = self._answer(spec, edges, how)
         turn_s = time.perf_counter() - started
         self.answers[spec.name] = turn.text.strip()
+        self.receipts[spec.name] = turn.receipt.id
         result = self._result(turn, turn_s)
         self.observe("turn-ended", {"turn": result})
         for onward in self.pipeline.edges_from(spec.name):
@@ -261,12 +263,14 @@ class _Run:
         options = {name: getattr(how, name) for name in Decoding.__dataclass_fields__}
         if not edges:
             return agent.run(self._filled(spec.task), labels=self.labels, **options)
+        joined = dict.fromkeys(name for edge in edges for name in edge.join)
         return agent.take(
             *(passed.baton for passed in self.passed[spec.name]),
             instruction=self._said(spec, edges),
             strict=self.route == "baton",
             deadline_s=self.deadline_s,
             labels=self.labels,
+            sources=[self.receipts[name] for name in joined if name in self.receipts],
             **options,
         )
 

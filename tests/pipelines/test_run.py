@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.pipelines.conftest import DOCUMENT, ForbiddenStore
 
 from kvbaton.context import Context
+from kvbaton.deciding import PolicySource
 from kvbaton.errors import BatonRefused, EmptyInput, InputError, StoreFull, WindowExceeded
-from kvbaton.pipelines import Pipeline, run_pipeline
+from kvbaton.lineage.keeper import LedgerKeeper
+from kvbaton.pipelines import Pipeline, Surroundings, run_pipeline
+from kvbaton.policy.policy_files import parse_policy
 from kvbaton.seals import TrustDomain
 from kvbaton.stores import Kind, MemoryStore, Store
 from kvbaton.types import Mode, ReasonCode, Route
@@ -393,3 +397,30 @@ def test_a_single_agent_is_a_pipeline(engine: Any, store: Store, pipeline_of: Ma
     text = 'agents = [{ name = "a", task = "{input}", max_new_tokens = 4 }]'
     result = run_pipeline(pipeline_of(text), engine, store, compare=True)
     assert (len(result.turns), result.ttft_speedup, result.speedup) == (1, None, 1.0)
+
+
+def test_surroundings_decide_log_and_note(
+    engine: Any, store: Store, pipeline_of: Make, tmp_path: Path
+) -> None:
+    """A shadow answers by text and is compared, every receipt is logged under one conversation,
+    and what quotes the answers of others descends from them."""
+    logged: list[Any] = []
+    url = f"sqlite:///{tmp_path}/ledger/ledger.db"
+    with LedgerKeeper(url, "run", tmp_path / "spool") as keeper:
+        around = Surroundings(
+            policy=PolicySource(parse_policy({"roll_out": {"mode": "shadow"}})),
+            keeper=keeper,
+            log=logged.append,
+            conversation="c",
+        )
+        result = run_pipeline(pipeline_of(FAN_OUT), engine, store, around=around)
+        assert keeper.flush(30.0)
+        by_name = {turn.agent: turn.receipt for turn in result.turns}
+        left = by_name["left"].id
+        affected = keeper.ask(lambda ledger: ledger.withdraw(left, why="wrong")).affected
+    assert {"left", "writer"} <= {node.agent for node in affected}
+    assert [receipt.id for receipt in logged] == [turn.receipt.id for turn in result.turns]
+    assert {receipt.labels["conversation"] for receipt in logged} == {"c"}
+    takers = [turn for turn in result.turns if turn.takes_baton]
+    assert {turn.receipt.route for turn in takers} == {Route.TEXT}
+    assert all(turn.to_json()["shadow"]["text_tokens"] > 0 for turn in takers)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import stat
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,13 @@ import pytest
 from tests.lineage.nodes import baton
 
 from kvbaton.errors import LedgerError, LedgerRolledBack
+from kvbaton.lineage import seen as seen_module
 from kvbaton.lineage.ledger import Ledger
-from kvbaton.lineage.seen import Seat, Seen
+from kvbaton.lineage.marks import Seat
+from kvbaton.lineage.seen import Seen
 
 URL = "sqlite:////nowhere/ledger.db"
+PATIENCE_S = 30.0
 
 
 class Clock:
@@ -124,6 +132,8 @@ for number in range(1, count + 1):
     before = seen.so_far()
     as_of = max(before.sequence, 0) + 1
     seen.check(before, as_of, ref=f"ref-{first}", number=number, baton=f"b{first}-{number}")
+while not seen.keep():
+    pass
 """
 
 
@@ -154,6 +164,136 @@ def test_who_restores_on_purpose_accepts_it(tmp_path: Path) -> None:
     assert Seen(tmp_path, URL, "local").so_far().sequence == 4
     with pytest.raises(LedgerRolledBack):
         look(running, 3)
+
+
+# --- others that hold the file -------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """What was seen is held by somebody who was stopped; to be called to let go of it."""
+    with Seen(tmp_path, URL, "local") as seen:
+        look(seen, 1)
+    descriptor = os.open(seen.path.with_suffix(".lock"), os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield lambda: fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def test_who_holds_the_file_keeps_nobody_waiting(
+    tmp_path: Path, held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading goes on, and believes no old copy; what is new is written as soon as it can be."""
+    seen = Seen(tmp_path, URL, "local")
+    began_s = time.monotonic()
+    look(seen, 5, ref="plan", number=2, baton="b2")
+    assert seen.keep() is False
+    assert seen.newest("plan") == seen.so_far().heads["plan"]
+    with pytest.raises(LedgerRolledBack):
+        look(seen, 4)
+    with pytest.raises(LedgerError, match="another process holds it"):
+        seen.close()
+    assert time.monotonic() - began_s < PATIENCE_S
+    monkeypatch.setattr(seen_module, "BUSY_S", 0.0)
+    with pytest.raises(LedgerError, match="another process holds it") as caught:
+        seen.keep()
+    assert caught.value.at.endswith(".lock")
+    assert Seen(tmp_path, URL, "local").so_far().sequence == 1
+    held()
+    assert seen.keep() is True
+    assert Seen(tmp_path, URL, "local").newest("plan") == seen.newest("plan")
+
+
+def test_a_sequence_that_cannot_be_kept_is_no_error_at_the_end(
+    tmp_path: Path, held: Callable[[], None]
+) -> None:
+    """It only saves looking again."""
+    with Seen(tmp_path, URL, "local") as seen:
+        look(seen, 9, keep=False)
+    held()
+    assert Seen(tmp_path, URL, "local").so_far().sequence == 1
+
+
+def test_accepting_says_that_it_could_not(
+    tmp_path: Path, held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not believed that the old copy was accepted when it was not."""
+    monkeypatch.setattr(seen_module, "ACCEPT_WAIT_S", 0.05)
+    seen = Seen(tmp_path, URL, "local")
+    with pytest.raises(LedgerError, match="another process holds it"):
+        seen.accept(0, {})
+    with pytest.raises(LedgerRolledBack):
+        look(seen, 0)
+    held()
+    seen.accept(0, {})
+    look(Seen(tmp_path, URL, "local"), 0)
+
+
+def test_a_slow_disk_stops_no_reading_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one thread writes, others read, and what they see is written by the next call."""
+    seen = Seen(tmp_path, URL, "local")
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        del descriptor
+        began.set()
+        assert goes_on.wait(PATIENCE_S)
+
+    look(seen, 5, ref="plan", number=2, keep=False)
+    monkeypatch.setattr(os, "fsync", slow)
+    writer = threading.Thread(target=seen.keep)
+    writer.start()
+    assert began.wait(PATIENCE_S)
+    look(seen, 6, ref="plan", number=3, keep=False)
+    assert seen.keep() is False
+    assert seen.so_far().heads["plan"].number == 3
+    goes_on.set()
+    writer.join()
+    assert Seen(tmp_path, URL, "local").so_far().heads["plan"].number == 2
+    assert seen.keep() is True
+    assert Seen(tmp_path, URL, "local").so_far().heads["plan"].number == 3
+
+
+_LEAVER = """
+import sys
+from pathlib import Path
+from kvbaton.ledgers import keeper_of
+from kvbaton.lineage.records import Node, NodeKind
+url, folder = sys.argv[1], Path(sys.argv[2])
+keeper = keeper_of(url, "local", folder / "spool", folder / "seen")
+keeper.move("plan", Node("b1", NodeKind.BATON), expected=0)
+print("moved", flush=True)
+sys.stdin.readline()
+print(keeper.move("plan", Node("b2", NodeKind.BATON), expected=1).sequence, flush=True)
+"""
+
+
+def test_a_process_ends_although_another_one_holds_the_file(url: str, tmp_path: Path) -> None:
+    """It moves a ref, and goes."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", _LEAVER, url, str(tmp_path)]
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "moved\n"
+        with next((tmp_path / "seen").glob("*.lock")).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert process.communicate("go\n", timeout=PATIENCE_S)[0] == "2\n"
+    assert process.returncode == 0
+
+
+def test_a_pipe_in_its_place_is_refused(tmp_path: Path) -> None:
+    """Nobody waits for its other end."""
+    with Seen(tmp_path, URL, "local") as seen:
+        look(seen, 1)
+    seen.path.unlink()
+    os.mkfifo(seen.path)
+    with pytest.raises(LedgerError, match="foreign file"):
+        Seen(tmp_path, URL, "local")
+
+
+# --- files that are not as they should be --------------------------------------------------------
 
 
 @pytest.mark.parametrize(

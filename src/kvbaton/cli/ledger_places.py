@@ -12,7 +12,7 @@ import typer
 
 from kvbaton import settings
 from kvbaton.cli.output import Output
-from kvbaton.errors import LedgerRolledBack, LedgerUnavailable
+from kvbaton.errors import LedgerError, LedgerRolledBack, LedgerUnavailable
 from kvbaton.ledgers import folder_of, keeper_of
 from kvbaton.lineage.keeper import LedgerKeeper
 
@@ -153,12 +153,16 @@ def _compare(output: Output, place: LedgerPlace, found: Ledger) -> None:
     """Warn where the ledger says less than was seen; what it says more is remembered."""
     from kvbaton.lineage.seen import Seen
 
-    with Seen(place.seen, place.url, place.domain) as seen:
-        before = seen.so_far()
-        try:
-            seen.check(before, found.sequence(), keep=False)
-            for head in found.heads():
-                number, baton = head.sequence, head.baton
-                seen.check(before, head.as_of, ref=head.ref, number=number, baton=baton, keep=False)
-        except LedgerRolledBack as error:
-            output.warn(str(error))
+    seen = Seen(place.seen, place.url, place.domain)
+    before = seen.so_far()
+    try:
+        seen.check(before, found.sequence(), keep=False)
+        for head in found.heads():
+            number, baton = head.sequence, head.baton
+            seen.check(before, head.as_of, ref=head.ref, number=number, baton=baton, keep=False)
+    except LedgerRolledBack as error:
+        output.warn(str(error))
+    try:
+        seen.close()
+    except LedgerError as error:  # it stops nobody from reading
+        output.warn(str(error))

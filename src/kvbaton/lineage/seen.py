@@ -23,64 +23,26 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from kvbaton.errors import LedgerError, LedgerRolledBack
+from kvbaton.lineage.marks import Marks, Seat, mapped, read_marks, tells_more
 
 WRITE_EVERY_S = 1.0
 """A sequence is written at most that often; a new head of a ref at once."""
-MAX_BYTES = 64 << 20
-FORMAT = 1
+KEEP_WAIT_S = 0.05
+"""How long a take waits for other processes that write; the next one tries again."""
+CLOSE_WAIT_S = 0.5
+ACCEPT_WAIT_S = 5.0
+BUSY_S = 5.0
+"""How long others may keep this process from writing before it says so."""
+_LOOK_S = 0.005
 ACCEPT = "if it was restored on purpose: kvbaton ledger accept"
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A head of a ref: its number, its baton's id (empty where that was not read), and when it was
-    first seen here, in milliseconds since the epoch."""
-
-    number: int
-    baton: str
-    seen_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The most that a ledger has said: its sequence, when that was first seen, and heads by ref;
-    ``epoch`` counts how often somebody has begun anew."""
-
-    sequence: int = 0
-    seen_ms: int = 0
-    heads: Mapping[str, Seat] = field(default_factory=lambda: MappingProxyType({}))
-    epoch: int = 0
-
-    def joined(self, other: Marks) -> Marks:
-        """The most of both, of one head that which names its baton; of two epochs the later."""
-        if self.epoch != other.epoch:
-            return max(self, other, key=lambda marks: marks.epoch)
-        heads = dict(self.heads)
-        for ref, seat in other.heads.items():
-            heads[ref] = _more(heads.get(ref), seat)
-        most = self if self.sequence >= other.sequence else other
-        return Marks(most.sequence, most.seen_ms, MappingProxyType(heads), self.epoch)
-
-    def to_json(self) -> dict[str, Any]:
-        """What the file holds; ``heads`` are ``{ref: [number, baton, seen_ms]}``."""
-        heads = {ref: [s.number, s.baton, s.seen_ms] for ref, s in sorted(self.heads.items())}
-        return {
-            "format": FORMAT,
-            "epoch": self.epoch,
-            "sequence": self.sequence,
-            "seen_ms": self.seen_ms,
-            "heads": heads,
-        }
 
 
 class Seen:
@@ -115,25 +77,29 @@ class Seen:
         self.path = folder / f"{name}.json"
         self._lock_path = folder / f"{name}.lock"
         self._now_ms = now_ms
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is below; nobody waits for a file while holding it
+        self._writing = threading.Lock()
         self._status: tuple[int, ...] | None = None
         self._marks = Marks()
         self._unwritten = self._urgent = False
         self._written_s = -WRITE_EVERY_S
-        with _mapped(folder):
+        self._busy_since_s: float | None = None
+        with mapped(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.so_far()
 
     def so_far(self) -> Marks:
         """The most that was seen until now, by any process: to be asked before the ledger is.
 
+        Never waits for other processes, nor for a write by this one.
+
         Raises
         ------
         LedgerError
             The file is damaged.
         """
+        self._refresh()
         with self._lock:
-            self._refresh()
             return self._marks
 
     def check(
@@ -174,7 +140,7 @@ class Seen:
             self._check_ref(before.heads.get(ref), ref, number, baton)
         with self._lock:
             known = self._marks.heads.get(ref) if ref else None
-            moved = bool(ref) and number > 0 and _tells_more(known, number, baton)
+            moved = bool(ref) and number > 0 and tells_more(known, number, baton)
             if (as_of <= self._marks.sequence and not moved) or before.epoch < self._marks.epoch:
                 return
             now_ms = self._now_ms()
@@ -184,18 +150,32 @@ class Seen:
         if keep:
             self.keep()
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """Write a new head that was seen; a sequence alone only now and then.
+
+        Returns
+        -------
+        bool
+            False where other processes kept it from writing; the next call tries again.
 
         Raises
         ------
         LedgerError
-            It cannot be written.
+            It cannot be written, or others have kept it from that for ``BUSY_S``.
         """
         with self._lock:
             due = self._urgent or time.monotonic() - self._written_s >= WRITE_EVERY_S
-            if self._unwritten and due:
-                self._write()
+            if not self._unwritten or not due:
+                return True
+        if self._written(KEEP_WAIT_S):
+            self._busy_since_s = None
+            return True
+        now_s = time.monotonic()
+        if self._busy_since_s is None:
+            self._busy_since_s = now_s
+        if now_s - self._busy_since_s >= BUSY_S:
+            raise self._busy()
+        return False
 
     def newest(self, ref: str) -> Seat | None:
         """The newest head of a ref that was seen, also where the ledger cannot be reached."""
@@ -208,21 +188,36 @@ class Seen:
         ----------
         as_of, heads
             The ledger's sequence; number and baton of the head of each ref.
+
+        Raises
+        ------
+        LedgerError
+            It cannot be written, or others keep it from that.
         """
         now_ms = self._now_ms()
         fresh = {ref: Seat(number, baton, now_ms) for ref, (number, baton) in heads.items()}
-        with self._lock, self._alone():
+        with self._alone(ACCEPT_WAIT_S) as alone:
+            if not alone:
+                raise self._busy()
             self._refresh()
-            before = self._marks
-            self._marks = Marks(as_of, now_ms, MappingProxyType(fresh), before.epoch + 1)
+            with self._lock:
+                before = self._marks
+                self._marks = Marks(as_of, now_ms, MappingProxyType(fresh), before.epoch + 1)
             self._put()
         return before
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write what is not written yet, if others let it.
+
+        Raises
+        ------
+        LedgerError
+            A new head cannot be written, or others keep it from that: a restart forgets it.
+        """
         with self._lock:
-            if self._unwritten:
-                self._write()
+            unwritten, urgent = self._unwritten, self._urgent
+        if unwritten and not self._written(CLOSE_WAIT_S) and urgent:
+            raise self._busy()
 
     def __enter__(self) -> Self:
         return self
@@ -260,28 +255,54 @@ class Seen:
             status = _status_of(self.path.lstat())
         except FileNotFoundError:
             return  # nothing yet, or removed: what this process has seen it still knows
-        if status != self._status:
-            self._marks, self._status = self._marks.joined(_read(self.path)), status
+        with self._lock:
+            if status == self._status:
+                return
+        theirs = read_marks(self.path)  # it may be newer than its status: then it is read once more
+        with self._lock:
+            self._marks, self._status = self._marks.joined(theirs), status
 
-    def _write(self) -> None:
-        with self._alone():
-            self._refresh()
-            self._put()
+    def _written(self, wait_s: float) -> bool:
+        """Write all that was seen; False where others kept it from that."""
+        with self._alone(wait_s) as alone:
+            if alone:
+                self._refresh()
+                self._put()
+            return alone
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Only one process at a time reads, joins and writes."""
-        with _mapped(self._lock_path):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self._lock_path, flags, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
+    def _alone(self, wait_s: float) -> Iterator[bool]:
+        """Only one thread of one process at a time reads, joins and writes; False where others
+        did for too long."""
+        until_s = time.monotonic() + wait_s
+        if not self._writing.acquire(timeout=wait_s):
+            yield False
+            return
+        try:
+            with mapped(self._lock_path):
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(self._lock_path, flags, 0o600)
+                try:
+                    yield _locked(descriptor, until_s)
+                finally:
+                    # Closing is not enough: a child that was forked just now has it open, too.
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    os.close(descriptor)
+        finally:
+            self._writing.release()
+
+    def _busy(self) -> LedgerError:
+        return LedgerError(
+            "what was seen of the ledger cannot be kept: another process holds it",
+            at=str(self._lock_path),
+            hint="look for a process that was stopped",
+        )
 
     def _put(self) -> None:
-        data = json.dumps(self._marks.to_json(), separators=(",", ":")).encode("ascii")
+        with self._lock:
+            marks = self._marks
+        data = json.dumps(marks.to_json(), separators=(",", ":")).encode("ascii")
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         try:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -292,9 +313,25 @@ class Seen:
             aside.replace(self.path)
         finally:
             aside.unlink(missing_ok=True)
-        self._status = _status_of(self.path.stat())
-        self._unwritten = self._urgent = False
-        self._written_s = time.monotonic()
+        status = _status_of(self.path.stat())
+        with self._lock:
+            self._status = status
+            self._written_s = time.monotonic()
+            if self._marks is marks:  # else somebody has seen more in the meantime
+                self._unwritten = self._urgent = False
+
+
+def _locked(descriptor: int, until_s: float) -> bool:
+    """Lock a file for this process, which waits no longer than until then."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
+        else:
+            return True
 
 
 def _status_of(found: os.stat_result) -> tuple[int, ...]:
@@ -302,74 +339,8 @@ def _status_of(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _more(known: Seat | None, seat: Seat) -> Seat:
-    if known is None or seat.number > known.number:
-        return seat
-    if seat.number == known.number and seat.baton and not known.baton:
-        return Seat(seat.number, seat.baton, known.seen_ms)
-    return known
-
-
-def _tells_more(known: Seat | None, number: int, baton: str) -> bool:
-    if known is None or number > known.number:
-        return True
-    return number == known.number and bool(baton) and not known.baton
-
-
-def _read(path: Path) -> Marks:
-    with _mapped(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise LedgerError("a foreign file is in the place of what was seen", at=str(path))
-            if stat.S_IMODE(found.st_mode) & 0o077:
-                raise LedgerError(
-                    "others may change what was seen of the ledger", at=str(path), hint="chmod 600"
-                )
-            data = file.read(MAX_BYTES + 1)
-    try:
-        return _parsed(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LedgerError(
-            "what was seen of the ledger cannot be read: an old copy would not be noticed",
-            at=str(path),
-            hint="look at the ledger, then remove this file",
-        ) from error
-
-
-def _parsed(data: bytes) -> Marks:
-    if len(data) > MAX_BYTES:
-        raise ValueError("too large")
-    value = json.loads(data)
-    if value["format"] != FORMAT:
-        raise ValueError("another format")
-    heads = {
-        str(ref): Seat(_count(number), str(baton), _count(seen_ms))
-        for ref, (number, baton, seen_ms) in value["heads"].items()
-    }
-    sequence, seen_ms, epoch = (_count(value[name]) for name in ("sequence", "seen_ms", "epoch"))
-    return Marks(sequence, seen_ms, MappingProxyType(heads), epoch)
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("no count")
-    return value
-
-
 def _age(seconds: float) -> str:
     for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.0f} d"
-
-
-@contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"what was seen of the ledger cannot be kept: {error.strerror or error}", at=str(path)
-        ) from error

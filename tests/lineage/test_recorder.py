@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,43 @@ def test_a_living_process_keeps_its_spool(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_living_process_adopts_what_others_leave_later(
+    recording: Recorder, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a flush is over, and now and then when nobody asks."""
+    assert recording.flush(PATIENCE_S)
+    for round_, asked in enumerate((True, False)):
+        spool = Spool(folder)
+        spool.append(entry(f"late{round_}", once=f"r{round_}"))
+        spool.close()
+        if asked:
+            assert recording.flush(PATIENCE_S)
+            assert recorded(url) == ["late0"]
+            monkeypatch.setattr(recorder, "ADOPT_S", 0.05)
+            assert recording.flush(PATIENCE_S)  # it waits by the new time from here on
+    until_s = time.monotonic() + PATIENCE_S
+    while recorded(url) != ["late0", "late1"] or len(list(folder.iterdir())) > 1:
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_an_idle_look_does_not_open_the_ledger(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody has left anything, nothing is opened."""
+    monkeypatch.setattr(recorder, "ADOPT_S", 0.01)
+    opened: list[str] = []
+
+    def open_it() -> Ledger:
+        opened.append(url)
+        return Ledger(url, "local")
+
+    with Recorder(open_it, folder) as made:
+        for _ in range(3):
+            assert made.flush(PATIENCE_S)
+    assert opened == []
+
+
 def test_what_was_adopted_in_vain_stays(folder: Path) -> None:
     """Where the ledger refuses, the file is there for the next attempt."""
     spool = Spool(folder)
@@ -223,8 +261,9 @@ def test_torn_lines_are_counted_and_whole_ones_read() -> None:
         lacks_its_end = cut + 1 in ends  # and nothing else
         assert [e.once for e in found.entries] == [f"r{n}" for n in range(complete + lacks_its_end)]
         assert found.torn == (0 if cut in (0, *ends) or lacks_its_end else 1)
-    odd = read_entries(b'{"node": {"id": "", "kind": "answer"}, "once": ""}\n[]\n\xff\n')
-    assert (odd.entries, odd.torn) == ([], 3)
+    lines = [b'{"node": {"id": "", "kind": "answer"}, "once": ""}\n', b"[]\n", b"\xff\n"]
+    odd = read_entries(b"".join(lines))
+    assert (odd.entries, odd.torn, odd.odd) == ([], 0, tuple(lines))
 
 
 def test_a_full_disk_is_told_and_leaves_no_torn_line(

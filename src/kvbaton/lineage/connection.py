@@ -27,6 +27,9 @@ from kvbaton.errors import InputError, LedgerError, LedgerUnavailable
 SQLITE = "sqlite"
 _READING = "kvbaton_reading"
 _BESIDE = ("-wal", "-shm")
+_MISFIT = "the URL of the ledger has what its driver does not take"
+_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""Drivers' modules whose packages have another name."""
 WAIT_S = 5.0
 """How long a writer waits for others."""
 
@@ -48,7 +51,7 @@ class Database:
     InputError
         The URL names no database that could be used.
     LedgerUnavailable
-        It cannot be opened, or is not there although it must be.
+        It cannot be opened, is not there although it must be, or its driver is not installed.
     """
 
     def __init__(self, url: str, *, wait_s: float = WAIT_S, must_exist: bool = False) -> None:
@@ -123,15 +126,27 @@ class Database:
 
     def _new_engine(self) -> Engine:
         if self._path is None:
-            with mapped(self.shown):
-                return create_engine(self.url)
-        engine = create_engine(
-            self.url, connect_args={"timeout": self._wait_s, "check_same_thread": False}
-        )
-        event.listen(engine, "do_connect", _open_only)
+            with mapped(self.shown), _driver(self.url):
+                engine = create_engine(self.url)
+            event.listen(engine, "do_connect", _connected)
+            return engine
+        with _driver(self.url):
+            engine = create_engine(
+                self.url, connect_args={"timeout": self._wait_s, "check_same_thread": False}
+            )
+        event.listen(engine, "do_connect", self._open_only)
+        event.listen(engine, "do_connect", _connected)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_writing)
         return engine
+
+    def _open_only(
+        self, dialect: object, record: object, given: list[Any], named: dict[str, Any]
+    ) -> None:
+        """SQLite makes no file by itself: one that vanishes just now stays vanished."""
+        del dialect, record
+        given[0] = f"file:{quote(str(self._path))}?mode=rw"
+        named["uri"] = True
 
     def _require_same_file(self) -> None:
         """SQLite goes on writing to a file that was deleted or replaced; nobody would see it."""
@@ -187,13 +202,16 @@ def _as_ledger_error(error: SQLAlchemyError | OSError, shown: str) -> LedgerErro
 
 
 def _parsed(url: str) -> URL:
+    hint = "sqlite:////absolute/path/ledger.db"
     try:
         found = make_url(url)
-        found.get_dialect()
+    except (ArgumentError, ValueError) as error:
+        raise InputError("this is no URL of a ledger", hint=hint) from error
+    try:
+        with _driver(found):
+            found.get_dialect()
     except (ArgumentError, NoSuchModuleError) as error:
-        raise InputError(
-            "this is no URL of a ledger", hint="sqlite:////absolute/path/ledger.db"
-        ) from error
+        raise InputError("this is no URL of a ledger", hint=hint) from error
     if found.get_backend_name() == SQLITE:
         path = found.database or ""
         if not path.startswith("/"):
@@ -201,6 +219,30 @@ def _parsed(url: str) -> URL:
                 "a ledger's file needs an absolute path", hint="sqlite:////var/lib/ledger.db"
             )
     return found
+
+
+@contextmanager
+def _driver(url: URL) -> Iterator[None]:
+    """A database's own module that is not installed, or fails, is no error of the ledger's user
+    in the middle of an answer."""
+    try:
+        yield
+    except SQLAlchemyError:
+        raise
+    except ImportError as error:
+        package = _PACKAGES.get(error.name or "", error.name or "its driver")
+        raise LedgerUnavailable(
+            f"the driver of {url.drivername} cannot be loaded: {error}",
+            at=url.render_as_string(hide_password=True),
+            hint=f"pip install {package}",
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{_MISFIT}: {error}") from error
+    except Exception as error:  # what third parties' modules raise while they are loaded
+        raise LedgerUnavailable(
+            f"the driver of {url.drivername} fails: {type(error).__name__}: {error}",
+            at=url.render_as_string(hide_password=True),
+        ) from error
 
 
 def _file_of(url: URL) -> Path | None:
@@ -243,11 +285,13 @@ def _make_empty(path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _open_only(dialect: object, record: object, given: list[Any], named: dict[str, Any]) -> None:
-    """SQLite makes no file by itself: one that vanishes just now stays vanished."""
-    del dialect, record
-    given[0] = f"file:{quote(given[0])}?mode=rw"
-    named["uri"] = True
+def _connected(dialect: Any, record: object, given: list[Any], named: dict[str, Any]) -> Any:
+    """A connection; options of the URL that the driver does not know are its writer's error."""
+    del record
+    try:
+        return dialect.connect(*given, **named)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{_MISFIT}: {error}") from error
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

@@ -9,26 +9,30 @@ made up for by the next look, so a channel need not be reliable, and nothing els
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
-from kvbaton.errors import InputError, KvbatonError, LedgerRolledBack
+from kvbaton.errors import InputError, KvbatonError, LedgerError, LedgerRolledBack
 from kvbaton.lineage.ledger import Ledger
 from kvbaton.lineage.records import Event, Node
 
 EVERY_S = 0.2
 MIN_EVERY_S = 0.01
+CLOSE_S = 1.0
 _BATCH = 1000
 
 Told = Callable[[Sequence[Event]], None]
 StaleTold = Callable[[Node], None]
+T = TypeVar("T")
 
 
 class Watch:
     """Calls back with what is new in a ledger.  A context manager.
 
-    Callbacks run in the watch's own thread, one at a time, and must not raise.
+    Callbacks run in the watch's own thread, one at a time.  One that raises is complained of, and
+    the others are told all the same; one that takes long keeps the others waiting.
 
     Parameters
     ----------
@@ -41,7 +45,8 @@ class Watch:
     every_s
         How long it waits between two looks.
     complain
-        Is told, once per outage, why the ledger cannot be read, and that it was rolled back.
+        Is told, once per outage, why the ledger cannot be read, that it was rolled back, and of
+        every callback that raised.
 
     Raises
     ------
@@ -64,7 +69,8 @@ class Watch:
         self._every_s, self._since = every_s, since
         self._held: dict[str, list[StaleTold]] = {}
         self._changed = threading.Condition()
-        self._nudged = self._closing = self._new_holder = False
+        self._nudged = self._closing = False
+        self._due = False  # to ask who of the holders is stale; until that has been found out
         self._failed: KvbatonError | None = None
         self._ledger: Ledger | None = None
         self._look()  # what happens from here on is new
@@ -105,17 +111,29 @@ class Watch:
         """
         with self._changed:
             self._held.setdefault(name, []).append(told)
-            self._new_holder = True
+            self._due = True
         self.nudge()
         return lambda: self._let_go(name, told)
 
-    def close(self) -> None:
-        """End; waits for a callback that is running, unless it is the one that calls."""
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """End; waits for a callback that is running, unless it is the one that calls.
+
+        Parameters
+        ----------
+        timeout_s
+            How long it waits.  Behind that the callback is left alone, and nothing more is told.
+
+        Returns
+        -------
+        bool
+            Whether nothing is running any more.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +164,8 @@ class Watch:
             self._catch_up(self._ledger)
         except KvbatonError as error:
             self._give_up(error)
+        except Exception as error:  # noqa: BLE001 - of the database's driver: the next look may do
+            self._give_up(LedgerError(f"the ledger cannot be read: {_told_of(error)}"))
         else:
             self._failed = None
 
@@ -156,39 +176,57 @@ class Watch:
             ledger.close()
         news, self._failed = self._failed is None, error
         if news:
+            self._say(error)
+
+    def _say(self, error: KvbatonError) -> None:
+        with contextlib.suppress(Exception):  # who complains of complaints?
             self._complain(error)
+
+    def _call(self, told: Callable[[T], None], what: T) -> None:
+        """Tell somebody; whatever that raises is its own affair, and ends nothing."""
+        try:
+            told(what)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - others are to be told, too
+            self._say(LedgerError(f"a callback of the ledger's watch failed: {_told_of(error)}"))
 
     def _catch_up(self, ledger: Ledger) -> None:
         stands = ledger.sequence()
         if self._since is None:
             self._since = stands
         elif stands < self._since:
-            gone, self._since = self._since, stands
-            self._complain(
+            gone, self._since, self._due = self._since, stands, True
+            self._say(
                 LedgerRolledBack(
                     f"the ledger stands at {stands}, and stood at {gone}: an old copy, or a new "
                     "ledger, has taken its place"
                 )
             )
-        moved = stands > self._since
+        if stands > self._since:
+            self._due = True
         while self._since < stands and not self._closing:
             events = ledger.log(since=self._since, limit=_BATCH)
             if not events:
                 break
             self._since = events[-1].sequence
-            self._told(events)
-        if moved or self._new_holder:
+            self._call(self._told, events)
+        if self._due:
             self._tell_holders(ledger)
 
     def _tell_holders(self, ledger: Ledger) -> None:
         """Whoever holds something that is marked: a mark is as old as any event that made it."""
-        with self._changed:
-            self._new_holder, names = False, list(self._held)
-        for node in ledger.stale_among(names):
+        with self._changed:  # who comes while the ledger is asked makes it due again
+            self._due, names = False, list(self._held)
+        try:
+            marked = ledger.stale_among(names)
+        except BaseException:
+            self._due = True
+            raise
+        for node in marked:
             with self._changed:
-                several = self._held.pop(node.id, [])
+                several = [] if self._closing else self._held.pop(node.id, [])
             for told in several:
-                told(node)
+                if not self._closing:
+                    self._call(told, node)
 
     def _let_go(self, name: str, told: StaleTold) -> None:
         with self._changed:
@@ -197,3 +235,7 @@ class Watch:
                 several.remove(told)
             if not several:
                 self._held.pop(name, None)
+
+
+def _told_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

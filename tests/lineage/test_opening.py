@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,18 @@ def test_a_ledger_whose_identity_was_removed_has_none(url: str, path: Path) -> N
         other.close()
         with pytest.raises(LedgerError, match="no identity"):
             _ = ledger.identity
+
+
+def test_several_ledgers_are_made_at_once_in_one_process(tmp_path: Path) -> None:
+    """Each gets its tables, and none of them another one's."""
+    urls = [f"sqlite:///{tmp_path}/{number}/ledger.db" for number in range(8)]
+    at_once = threading.Barrier(len(urls))
+
+    def make(url: str) -> str:
+        at_once.wait(60.0)
+        with Ledger(url, "local") as made:
+            made.record([entry("a")])
+            return made.identity
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        assert len(set(pool.map(make, urls))) == len(urls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -137,4 +139,22 @@ def _known() -> frozenset[str]:
 def _upgrade(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC.alone:
+        command.upgrade(config, "head")
+
+
+class _Alembic:
+    """Alembic keeps the connection of the migration that runs in variables of its module: of two
+    at once in one process, one would make its tables in the other's database."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: a thread that held the lock is not there."""
+        self.alone = threading.Lock()
+
+
+_ALEMBIC = _Alembic()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ALEMBIC.forget)

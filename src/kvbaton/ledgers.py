@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import threading
 from pathlib import Path
 
@@ -50,3 +51,13 @@ def close_keepers(timeout_s: float = EXIT_S) -> None:
         atexit.unregister(close_keepers)
     for keeper in closing:
         keeper.close(timeout_s)
+
+
+def _in_child() -> None:
+    """A thread that held the lock is not there; keepers forget what is the parent's themselves."""
+    global _lock  # noqa: PLW0603 - there is one per process
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

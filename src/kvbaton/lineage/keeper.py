@@ -7,16 +7,23 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kvbaton.clock import within
-from kvbaton.errors import KvbatonError, LedgerUnavailable, UnknownRef
+from kvbaton.errors import (
+    KvbatonError,
+    LedgerError,
+    LedgerUnavailable,
+    UnknownRef,
+)
+from kvbaton.lineage.forking import forget_when_forked, leave_alone
+from kvbaton.lineage.handle import Handle
+from kvbaton.lineage.known import Known
 from kvbaton.lineage.recorder import RETRY_S, Complain, Recorder
 from kvbaton.lineage.records import Freshness, Head, Node, Standing
-from kvbaton.lineage.seen import Seen
+from kvbaton.lineage.spool import SUFFIX
 
 if TYPE_CHECKING:
     from kvbaton.lineage.ledger import Ledger
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 READ_S = 0.5
 """How long a take waits for the ledger."""
 OPEN_S = 5.0
-"""How long the first one does: the database has to be opened."""
+"""How long the first one does, where the caller names no limit: the database has to be opened."""
 _QUIET = Freshness(Standing.UNKNOWN)
 _MOST_OWN = 10_000
 
@@ -70,29 +77,36 @@ class LedgerKeeper:
         wait_s: float = OPEN_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        self.url, self.domain, self.folder, self._seen_in = url, domain, folder, seen
+        self.url, self.domain, self.folder = url, domain, folder
         self._complain, self._retry_s = complain, retry_s
         self._read_s, self._wait_s = read_s, wait_s
-        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._lock, self._watching = threading.Lock(), threading.Lock()
+        self._known = Known(url, domain, seen, wait_s=wait_s, heard=self._nudge)
+        self._handle, self._watched = Handle(self._known.open), Handle(self._known.open)
         self._recorder: Recorder | None = None
-        self._ledger: Ledger | None = None
-        self._seen: Seen | None = None
         self._watch: Watch | None = None
         self._failure: KvbatonError | None = None
         self._again_at = 0.0
+        self._is_new = True
         self._closed = False
         self._own: dict[str, tuple[str, ...]] = {}
         """What this process has recorded of late, with its parents: it may not be in the ledger
         yet."""
+        forget_when_forked(self)
 
     # -- reading ----------------------------------------------------------------------------------
 
     @property
     def failure(self) -> KvbatonError | None:
-        """Why the ledger could not be used the last time, if it could not."""
-        return self._failure or (None if self._recorder is None else self._recorder.failure)
+        """Why the ledger could not be used the last time, if it could not, or why it refused a
+        record of late."""
+        recorder = self._recorder
+        of_recorder = None if recorder is None else recorder.failure or recorder.refusal
+        return self._failure or of_recorder
 
-    def freshness(self, baton: str, ref: str = "", ref_sequence: int = 0) -> Freshness:
+    def freshness(
+        self, baton: str, ref: str = "", ref_sequence: int = 0, *, limit_s: float | None = None
+    ) -> Freshness:
         """Whether a baton's context is the current one; unknown where the ledger does not say so
         in time, and ``failure`` says why.  Never raises.
 
@@ -100,28 +114,35 @@ class LedgerKeeper:
         ----------
         baton, ref, ref_sequence
             See ``Ledger.freshness``.
+        limit_s
+            How long the caller can wait at most; None leaves it to the keeper.
         """
-        quiet = self._closed or time.monotonic() < self._again_at
-        found = _QUIET if quiet else self._asked(baton, ref, ref_sequence)
+        found = _QUIET if self._is_quiet() else self._asked(baton, ref, ref_sequence, limit_s)
         if found.standing is Standing.UNKNOWN and not found.as_of:
             return self._as_seen(ref, ref_sequence)
         return found
 
-    def _asked(self, baton: str, ref: str, ref_sequence: int) -> Freshness:
+    def _is_quiet(self) -> bool:
+        return self._closed or time.monotonic() < self._again_at
+
+    def _asked(self, baton: str, ref: str, ref_sequence: int, limit_s: float | None) -> Freshness:
         def look(ledger: Ledger) -> Freshness:
             found = ledger.freshness(baton, ref, ref_sequence)
             if found.standing is not Standing.UNKNOWN or ref or baton not in self._own:
                 return found
             return self._by_ancestors(ledger, baton, found)
 
-        limit_s = OPEN_S if self._ledger is None else self._read_s
+        patience_s = OPEN_S if self._is_new else self._read_s
         try:
-            seen = self._marks()
+            self._is_new = False  # who waits for a first opening in vain does so once
+            seen = self._known.marks()
             before = None if seen is None else seen.so_far()
-            found = self._in_time(limit_s, look)
+            found = self._handle.in_time(
+                patience_s if limit_s is None else min(limit_s, patience_s), look
+            )
             if seen is not None and before is not None:
                 seen.check(before, found.as_of, ref=ref, number=found.head_sequence, keep=False)
-        except KvbatonError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not worth an answer
             self._note(error)
             return _QUIET
         self._failure = None
@@ -144,8 +165,8 @@ class LedgerKeeper:
     def _as_seen(self, ref: str, ref_sequence: int) -> Freshness:
         """What is known without the ledger: that a ref has moved on is never taken back."""
         quiet = Freshness(Standing.UNKNOWN, ref, ref_sequence)
-        with contextlib.suppress(KvbatonError):
-            seen = self._marks() if ref else None
+        with contextlib.suppress(Exception):
+            seen = self._known.marks() if ref else None
             seat = None if seen is None else seen.newest(ref)
             if seat is not None and seat.number > ref_sequence:
                 return replace(
@@ -164,8 +185,9 @@ class LedgerKeeper:
         LedgerError
             It cannot be kept.
         """
-        if self._seen is not None:
-            self._seen.keep()
+        seen = self._known.looked_at
+        if seen is not None:
+            seen.keep()
 
     def head(self, ref: str) -> tuple[Head, Node]:
         """Where a ref stands, and the baton there.
@@ -184,10 +206,10 @@ class LedgerKeeper:
             head = ledger.head(ref)
             return head, ledger.node(head.baton)
 
-        seen = self._marks()
+        seen = self._known.marks()
         before = None if seen is None else seen.so_far()
         try:
-            head, node = self._in_time(OPEN_S, look)
+            head, node = self._handle.in_time(OPEN_S, look)
         except UnknownRef:
             if seen is not None and before is not None:  # it may have been known before
                 seen.check(before, before.sequence, ref=ref, number=0)
@@ -212,9 +234,13 @@ class LedgerKeeper:
     def moves(self, ref: str, *, since_ms: int) -> int | None:
         """How often a ref has been moved since a time, by the clocks of those who did it; None
         where the ledger does not say so in time."""
+        if self._is_quiet():
+            return None
         try:
-            return self._in_time(self._read_s, lambda ledger: ledger.moves(ref, since_ms=since_ms))
-        except KvbatonError as error:
+            return self._handle.in_time(
+                self._read_s, lambda ledger: ledger.moves(ref, since_ms=since_ms)
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not worth an answer
             self._note(error)
             return None
 
@@ -228,7 +254,7 @@ class LedgerKeeper:
         KvbatonError
             Whatever ``work`` raises.
         """
-        return work(self._opened())
+        return self._handle.use(OPEN_S, work)
 
     def watch(self) -> Watch:
         """The process's one watch of the ledger, begun when it is first asked for.
@@ -240,24 +266,23 @@ class LedgerKeeper:
         """
         from kvbaton.lineage.watching import Watch
 
-        with self._lock:
-            if self._closed:
-                raise LedgerUnavailable("the ledger was closed")
-            if self._watch is None:
-                self._watch = Watch(self._new, complain=self._complain)
-            return self._watch
+        with self._watching:  # a ledger that hangs while it is opened keeps nobody from recording
+            if self._watch is None and not self._closed:
+                self._watch = Watch(
+                    partial(self._watched.taken, OPEN_S), complain=self._complain_of
+                )
+            watch, closed = self._watch, self._closed
+        if watch is None or closed:  # perhaps just now
+            if watch is not None:
+                watch.close()
+            raise LedgerUnavailable("the ledger was closed")
+        return watch
 
     def warm(self) -> None:
         """Open the ledger beside other work; what goes wrong is found out when it is needed."""
-
-        def open_it() -> None:
-            try:
-                self._opened()
-            except KvbatonError as error:
-                self._note(error)
-
-        if self._ledger is None and not self._closed:
-            threading.Thread(target=open_it, name="kvbaton-ledger", daemon=True).start()
+        if not self._is_quiet():
+            with contextlib.suppress(Exception):
+                self._handle.begin()
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -266,17 +291,13 @@ class LedgerKeeper:
 
         Raises
         ------
+        InputError
+            It cannot be recorded anywhere.
         LedgerUnavailable
             It cannot be kept.
         """
         with self._lock:
-            if self._closed:
-                raise LedgerUnavailable("the ledger was closed")
-            if self._recorder is None:
-                self._recorder = Recorder(
-                    self._new, self.folder, complain=self._complain, retry_s=self._retry_s
-                )
-            recorder = self._recorder
+            recorder = self._recording()
             self._own.setdefault(node.id, node.parents)
             if len(self._own) > _MOST_OWN:
                 del self._own[next(iter(self._own))]
@@ -284,6 +305,9 @@ class LedgerKeeper:
 
     def move(self, ref: str, baton: Node, *, expected: int) -> Head:
         """Move a ref, behind everything that was recorded before; see ``Ledger.move``.
+
+        That it has moved, and cannot be remembered, is a complaint and no error: what was seen is
+        compared, and written, before it is moved.
 
         Raises
         ------
@@ -293,17 +317,30 @@ class LedgerKeeper:
             The ledger cannot be used now; nothing was changed.
         """
         self.flush(self._wait_s)
-        seen = self._marks()
+        self._handle.use(OPEN_S, self._known.require_no_older)
+        self.stands(ref)  # an old copy, or a full disk, is found out before anything is changed
+        seen = self._known.marks()
         before = None if seen is None else seen.so_far()
-        head = self._opened().move(ref, baton, expected=expected)
+        head = self._handle.use(OPEN_S, lambda ledger: ledger.move(ref, baton, expected=expected))
         if seen is not None and before is not None:
-            seen.check(before, head.as_of, ref=ref, number=head.sequence, baton=head.baton)
+            try:
+                seen.check(before, head.as_of, ref=ref, number=head.sequence, baton=head.baton)
+            except KvbatonError as error:
+                self._failure = error
+                self._complain_of(error)
         return head
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the ledger has all records; False where it cannot be used, or time is up."""
+        """Wait until the ledger has all records, also those that dead processes have left; False
+        where it cannot be used, or time is up."""
         with self._lock:
             recorder = self._recorder
+            if recorder is None and not self._closed and any(self.folder.glob(f"*{SUFFIX}")):
+                try:
+                    recorder = self._recording()
+                except LedgerUnavailable as error:
+                    self._failure = error
+                    return False
         return recorder is None or recorder.flush(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -312,17 +349,16 @@ class LedgerKeeper:
         with self._lock:
             self._closed = True
             recorder, self._recorder = self._recorder, None
-            watch, self._watch = self._watch, None
+            watch = self._watch
         if watch is not None:
             watch.close()
         done = recorder is None or recorder.close(timeout_s)
-        with self._opening:
-            ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
-        if self._seen is not None:
+        self._handle.close()
+        self._watched.close()
+        seen = self._known.looked_at
+        if seen is not None:
             with contextlib.suppress(KvbatonError):  # it only saves looking again
-                self._seen.close()
+                seen.close()
         return done
 
     def __enter__(self) -> LedgerKeeper:
@@ -331,14 +367,28 @@ class LedgerKeeper:
     def __exit__(self, *details: object) -> None:
         self.close()
 
+    def forget(self) -> None:
+        """In a forked child: all that is open is the parent's; what the child needs it opens."""
+        leave_alone(self._watch)
+        self._lock, self._watching = threading.Lock(), threading.Lock()
+        self._recorder = self._watch = self._failure = None
+        self._again_at = 0.0
+
     # -- inside -----------------------------------------------------------------------------------
 
-    def _new(self) -> Ledger:
-        from kvbaton.lineage.ledger import Ledger  # heavy, and seldom needed at once
-
-        ledger = Ledger(self.url, self.domain, wait_s=self._wait_s)
-        ledger.on_change(self._nudge)
-        return ledger
+    def _recording(self) -> Recorder:
+        """The process's recorder; the lock is held."""
+        if self._closed:
+            raise LedgerUnavailable("the ledger was closed")
+        if self._recorder is None:
+            self._recorder = Recorder(
+                self._known.open,
+                self.folder,
+                complain=self._complain,
+                retry_s=self._retry_s,
+                check=self._known.require_no_older,
+            )
+        return self._recorder
 
     def _nudge(self, sequence: int) -> None:
         """Who watches need not wait for what this process has changed."""
@@ -346,34 +396,11 @@ class LedgerKeeper:
         if watch is not None:
             watch.nudge(sequence)
 
-    def _marks(self) -> Seen | None:
-        if self._seen is None and self._seen_in is not None:
-            self._seen = Seen(self._seen_in, self.url, self.domain)
-        return self._seen
-
-    def _opened(self) -> Ledger:
-        with self._opening:
-            if self._closed:
-                raise LedgerUnavailable("the ledger was closed")
-            if self._ledger is None:
-                self._ledger = self._new()
-            return self._ledger
-
-    def _in_time(self, limit_s: float, work: Callable[[Ledger], T]) -> T:
-        try:
-            return within(limit_s, lambda: work(self._opened()))
-        except FutureTimeout:
-            raise LedgerUnavailable(f"the ledger did not answer within {limit_s:g} s") from None
-        except LedgerUnavailable:
-            self._let_go()
-            raise
-
-    def _note(self, error: KvbatonError) -> None:
+    def _note(self, error: Exception) -> None:
+        if not isinstance(error, KvbatonError):
+            error = LedgerError(f"the ledger failed: {type(error).__name__}: {error}")
         self._failure, self._again_at = error, time.monotonic() + self._retry_s
 
-    def _let_go(self) -> None:
-        """A file that was deleted or replaced is opened anew the next time."""
-        with self._opening:
-            ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            ledger.close()
+    def _complain_of(self, error: KvbatonError) -> None:
+        with contextlib.suppress(Exception):  # that nobody listens is no reason to stop
+            self._complain(error)

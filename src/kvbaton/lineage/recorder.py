@@ -81,7 +81,9 @@ class Recorder:
         self._waiting: deque[Entry] = deque()
         self._overflowed = False
         self._changed = threading.Condition()
-        self._closing = self._urgent = self._gathering = self._forgotten = False
+        self._closing = self._gathering = self._forgotten = False
+        self._asked = self._begun = self._done = 0
+        """How many flushes there were in all, before the last try began, and before one that ended."""
         self._busy = True  # with what dead processes have left
         self._failed: KvbatonError | None = None
         self._refused: KvbatonError | None = None
@@ -134,10 +136,12 @@ class Recorder:
         with self._changed:
             if self._forgotten:
                 return True
-            self._urgent = not self._closing
+            if not self._closing:
+                self._asked += 1
+            mine = self._asked
             self._changed.notify_all()
-            self._changed.wait_for(self._settled, timeout_s)
-            return not self._pending() and not self._urgent and self._failed is None
+            self._changed.wait_for(lambda: self._settled(mine), timeout_s)
+            return self._done >= mine and not self._pending() and self._failed is None
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Write what is left and end; what cannot be written stays for the next process.
@@ -160,7 +164,7 @@ class Recorder:
         self._changed = threading.Condition()
         self._waiting = deque()
         self._closing = self._forgotten = True
-        self._overflowed = self._busy = self._urgent = False
+        self._overflowed = self._busy = False
 
     def __enter__(self) -> Recorder:
         return self
@@ -173,8 +177,13 @@ class Recorder:
     def _pending(self) -> bool:
         return bool(self._waiting) or self._overflowed or self._busy
 
-    def _settled(self) -> bool:
-        return not self._urgent and (not self._pending() or self._failed is not None)
+    @property
+    def _urgent(self) -> bool:
+        return self._asked > self._begun
+
+    def _settled(self, asked: int) -> bool:
+        """Whether a try that began behind a flush is over, and there is nothing left to try."""
+        return self._done >= asked and (not self._pending() or self._failed is not None)
 
     def _work(self) -> None:
         self._try(self._adopt)
@@ -188,7 +197,7 @@ class Recorder:
                     break
                 due = time.monotonic() - self._adopted_s >= ADOPT_S
                 adopt = self._urgent or self._failed is not None or due
-                self._urgent = False
+                self._begun = self._asked
                 batch = [self._waiting[i] for i in range(min(_BATCH, len(self._waiting)))]
                 self._busy = True
             self._try(partial(self._catch_up, batch, adopt=adopt))
@@ -219,7 +228,7 @@ class Recorder:
             failed = LedgerError(f"records cannot be written: {type(error).__name__}: {error}")
         with self._changed:
             news = failed is not None and self._failed is None
-            self._failed, self._busy = failed, False
+            self._failed, self._busy, self._done = failed, False, self._begun
             self._changed.notify_all()
         if failed is not None and news:
             self._complain(failed)

@@ -25,7 +25,7 @@ def test_commands_that_read_make_nothing(
     what(path)
     before = tree(path.parent)
     for line in ("log", "refs", "show abababab", "graph abababab", "impact --function-id abababab",
-                 "accept", "invalidate abababab --why x"):  # fmt: skip
+                 "accept", "migrate", "invalidate abababab --why x"):  # fmt: skip
         code = cli("ledger", *line.split(), "--ledger", path).code
         assert code == 14, line
     assert tree(path.parent) == before

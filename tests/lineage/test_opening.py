@@ -95,6 +95,8 @@ def test_where_one_must_be_none_is_made(
     with pytest.raises(LedgerError) as caught:
         Ledger(url, "local", must_exist=True)
     assert isinstance(caught.value, LedgerUnavailable) == (what not in (text, other_tables))
+    with pytest.raises(LedgerError):
+        migrate(Database(url, must_exist=True))
     assert tree(tmp_path) == before
 
 

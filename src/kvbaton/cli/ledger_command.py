@@ -270,7 +270,7 @@ def ledger_migrate(ledger: LedgerOption = None, as_json: JsonFlag = False) -> No
 
     output, place = Output(as_json), ledger_place(ledger, None)
     place.require_there()
-    database = Database(place.url)
+    database = Database(place.url, must_exist=True)
     try:
         before, now = migrate(database)
     finally:

@@ -44,24 +44,26 @@ def _made(database: Database) -> str:
     """Make the tables, unless somebody else was faster; their version."""
     if database.must_exist:
         with database.reading() as connection:
-            _require_empty(connection, database)
-        raise LedgerUnavailable(
-            "there is no ledger in this database", at=database.shown, hint="restore it"
-        )
+            _require_free(connection, database)
     if database.is_new:
         database.settle()
     with database.writing() as connection:
         found = _version(connection)
         if found is not None:
             return found
-        _require_empty(connection, database)
+        _require_free(connection, database)
         _upgrade(connection)
         return VERSION
 
 
-def _require_empty(connection: Connection, database: Database) -> None:
+def _require_free(connection: Connection, database: Database) -> None:
+    """Refuse to make tables beside others, and where they were to be there."""
     if inspect(connection).get_table_names():
         raise LedgerError("this is a database of something else", at=database.shown)
+    if database.must_exist:
+        raise LedgerUnavailable(
+            "there is no ledger in this database", at=database.shown, hint="restore it"
+        )
 
 
 def version_of(database: Database) -> str | None:
@@ -77,13 +79,15 @@ def migrate(database: Database) -> tuple[str | None, str]:
     ------
     LedgerVersion
         They are newer than this program.
+    LedgerUnavailable
+        There are none, although there must be.
     LedgerError
         There are tables, and they are not the ledger's.
     """
     with database.writing() as connection:
         found = _version(connection)
         if found is None:
-            _require_empty(connection, database)
+            _require_free(connection, database)
         elif found not in _known():
             raise _other(found, database)
         _upgrade(connection)

@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
 from kvbaton.errors import InputError, LedgerError, LedgerUnavailable
+from kvbaton.lineage.forking import GATE
 
 SQLITE = "sqlite"
 _READING = "kvbaton_reading"
@@ -64,6 +65,8 @@ class Database:
             with mapped(self.shown):
                 _prepare(self._path, self.shown, must_exist=must_exist)
         self._engine = self._new_engine()
+        if self._path is not None:
+            GATE.add(self)
         self._inode: tuple[int, int] | None = None
 
     @property
@@ -107,7 +110,7 @@ class Database:
         LedgerError
             It is no database, or refused the work.
         """
-        with mapped(self.shown):
+        with self._unforked(), mapped(self.shown):
             self._require_same_file()
             with self._engine.begin() as connection:
                 yield connection
@@ -115,7 +118,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection on which each statement sees what was committed before it."""
-        with mapped(self.shown):
+        with self._unforked(), mapped(self.shown):
             self._require_same_file()
             with self._engine.connect() as connection:
                 yield connection.execution_options(**{_READING: True})
@@ -123,6 +126,9 @@ class Database:
     def close(self) -> None:
         """Let go of all connections."""
         self._engine.dispose()
+
+    def _unforked(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._path is None else GATE.passed()
 
     def _new_engine(self) -> Engine:
         if self._path is None:

@@ -83,7 +83,7 @@ class Recorder:
         self._changed = threading.Condition()
         self._closing = self._gathering = self._forgotten = False
         self._asked = self._begun = self._done = 0
-        """How many flushes there were in all, before the last try began, and before one that ended."""
+        """How many flushes there were, how many before the last try, and before one that ended."""
         self._busy = True  # with what dead processes have left
         self._failed: KvbatonError | None = None
         self._refused: KvbatonError | None = None

@@ -529,7 +529,7 @@ class Agent(Tracked):
             strict=strict,
         )  # fmt: skip
         rules = self.relay.deciding.rules_of(self.name).rules
-        look = self._look(clock, stale)
+        look = self._look(clock, stale, limit_s)
         try:
             opened, reasons, warnings = open_current(
                 self.relay, self.gate, references, bearers(self.name, ticket, len(references)),
@@ -571,12 +571,15 @@ class Agent(Tracked):
             watch_for=lambda: self.watch_for(account.fidelity, how),
         )  # fmt: skip
 
-    def _look(self, clock: Clock, stale: StaleRule | str | None = None) -> Look:
+    def _look(
+        self, clock: Clock, stale: StaleRule | str | None = None, deadline_s: float | None = None
+    ) -> Look:
         """A look at the freshness of what is used, by the caller's rule or the owner's."""
         rules = self.relay.deciding.rules_of(self.name).rules
         return self.following.look(
-            clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
-        )
+            clock, asked=stale_rule(stale), rule=rules.stale,
+            known_freshness=rules.known_freshness, deadline_s=deadline_s,
+        )  # fmt: skip
 
     def _without_baton(
         self,

@@ -358,8 +358,9 @@ def attach_cache(  # noqa: PLR0913 - all but two have defaults and are named
     relay, clock = _relay(engine, store), Clock()
     rules = relay.deciding.rules_of(receiver).rules
     look = _following(relay, receiver, ledger).look(
-        clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness
-    )
+        clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness,
+        deadline_s=deadline_s,
+    )  # fmt: skip
     gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
     (opened,), redacted, _ = open_current(
         relay, gate, [baton], [Bearer(receiver, ticket)], clock,

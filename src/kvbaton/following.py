@@ -39,6 +39,8 @@ from kvbaton.types import (
 UNKNOWN = Freshness(Standing.UNKNOWN)
 FLUSH_S = 2.0
 """How long a look-up waits for what is not in the ledger yet."""
+LEDGER_SHARE, LEAST_S = 0.25, 0.05
+"""Which part of the time for a cache the ledger may take where it hangs, and at least how much."""
 RATE_MINUTES = 10
 """Over how long the moves of a ref are counted."""
 _STRICTNESS = (StaleRule.LABEL, StaleRule.FETCH, StaleRule.REFUSE)
@@ -83,6 +85,8 @@ class Look:
     """Ids of what an agent's own conversation builds on."""
     found: Freshness = UNKNOWN
     warnings: list[Reason] = field(default_factory=list)
+    deadline_s: float | None = None
+    """How long the take has for a cache, by its clock; None leaves the wait to the keeper."""
     replaced: list[Reason] = field(default_factory=list)
     """What newer batons were taken, once they are opened."""
 
@@ -98,7 +102,9 @@ class Look:
         """
         self.batons = tuple(batons)
         with self.clock.phase("freshness"):
-            standings = [self.following.freshness(baton) for baton in batons]
+            standings = [
+                self.following.freshness(baton, limit_s=self._limit_s()) for baton in batons
+            ]
         self.found = max(standings, key=lambda one: _SWORN[one.standing], default=UNKNOWN)
         self.warnings += self.following.troubles()
         if self.found.standing is Standing.CURRENT or self.rule is StaleRule.LABEL:
@@ -113,6 +119,12 @@ class Look:
             stale_sentence(self.found),
             hint="take the head of its ref, or go on with stale='label'",
         )
+
+    def _limit_s(self) -> float | None:
+        """What a ledger that hangs may cost: a part of what is left for the cache."""
+        if self.deadline_s is None:
+            return None
+        return max(LEAST_S, LEDGER_SHARE * (self.deadline_s - self.clock.elapsed()))
 
     def at_own(self, names: Sequence[str]) -> None:
         """Look at what an agent's own conversation builds on, before it goes on.
@@ -241,18 +253,21 @@ class Following:
         asked: StaleRule | None,
         rule: StaleRule = StaleRule.LABEL,
         known_freshness: bool = False,
+        deadline_s: float | None = None,
     ) -> Look:
         """A look at the batons of one take: by the caller's rule or the owner's, whichever is
         stricter."""
         stricter = max(rule, asked or rule, key=_STRICTNESS.index)
-        return Look(self, stricter, known_freshness, clock)
+        return Look(self, stricter, known_freshness, clock, deadline_s=deadline_s)
 
-    def freshness(self, baton: Baton) -> Freshness:
+    def freshness(self, baton: Baton, *, limit_s: float | None = None) -> Freshness:
         """Whether a baton's context is the current one; unknown where nobody can say."""
         listing = baton.manifest
         if self.keeper is None:
             return Freshness(Standing.UNKNOWN, listing.ref, max(0, listing.sequence))
-        found = self.keeper.freshness(baton.id, listing.ref, max(0, listing.sequence))
+        found = self.keeper.freshness(
+            baton.id, listing.ref, max(0, listing.sequence), limit_s=limit_s
+        )
         if found.ref:
             self._seen[found.ref] = max(found.ref_sequence, self._seen.get(found.ref, 0))
         return found

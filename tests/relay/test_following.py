@@ -487,6 +487,26 @@ def test_an_old_copy_of_the_ledger_makes_nothing_current(
         assert "old copy of the ledger" in warned[0]
 
 
+def test_a_ledger_that_hangs_while_it_is_opened_costs_a_part_of_the_deadline(
+    agent_of: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database's host does not answer: the first take still has its baton in time."""
+    release = threading.Event()
+    monkeypatch.setattr("kvbaton.lineage.ledger.require_newest", lambda _: release.wait(60))
+    try:
+        with open_keeper(url, tmp_path) as keeper:
+            one = agent_of("one", following=Following(keeper, "one"))
+            baton = one.hand_off(one.run(LONG, max_new_tokens=3))
+            two = agent_of("two", following=Following(keeper, "two"))
+            receipt = two.take(baton, "Go on", max_new_tokens=3, deadline_s=4.0).receipt
+            assert receipt.outcome is Outcome.USED
+            assert receipt.seconds["freshness"] < 3.0
+            assert ReasonCode.LEDGER in [one.code for one in receipt.warnings]
+            release.set()
+    finally:
+        release.set()
+
+
 def test_a_ledger_that_hangs_costs_a_take_no_more_than_its_limit(
     agent_of: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

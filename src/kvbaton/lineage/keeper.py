@@ -12,12 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kvbaton.errors import (
-    KvbatonError,
-    LedgerError,
-    LedgerUnavailable,
-    UnknownRef,
-)
+from kvbaton.errors import KvbatonError, LedgerError, LedgerUnavailable, UnknownRef
 from kvbaton.lineage.forking import forget_when_forked, leave_alone
 from kvbaton.lineage.handle import Handle
 from kvbaton.lineage.known import Known
@@ -185,9 +180,8 @@ class LedgerKeeper:
         LedgerError
             It cannot be kept.
         """
-        seen = self._known.looked_at
-        if seen is not None:
-            seen.keep()
+        if self._known.looked_at is not None:
+            self._known.looked_at.keep()
 
     def head(self, ref: str) -> tuple[Head, Node]:
         """Where a ref stands, and the baton there.
@@ -268,9 +262,8 @@ class LedgerKeeper:
 
         with self._watching:  # a ledger that hangs while it is opened keeps nobody from recording
             if self._watch is None and not self._closed:
-                self._watch = Watch(
-                    partial(self._watched.taken, OPEN_S), complain=self._complain_of
-                )
+                taken = partial(self._watched.taken, OPEN_S)
+                self._watch = Watch(taken, complain=self._complain_of)
             watch, closed = self._watch, self._closed
         if watch is None or closed:  # perhaps just now
             if watch is not None:
@@ -355,10 +348,9 @@ class LedgerKeeper:
         done = recorder is None or recorder.close(timeout_s)
         self._handle.close()
         self._watched.close()
-        seen = self._known.looked_at
-        if seen is not None:
+        if self._known.looked_at is not None:
             with contextlib.suppress(KvbatonError):  # it only saves looking again
-                seen.close()
+                self._known.looked_at.close()
         return done
 
     def __enter__(self) -> LedgerKeeper:

@@ -22,7 +22,15 @@ from kvbaton.errors import (
     Superseded,
 )
 from kvbaton.lineage.keeper import LedgerKeeper
-from kvbaton.lineage.records import Freshness, Head, Node, NodeKind, Standing, require_ref
+from kvbaton.lineage.records import (
+    MAX_LABEL,
+    Freshness,
+    Head,
+    Node,
+    NodeKind,
+    Standing,
+    require_ref,
+)
 from kvbaton.opening import now_ms
 from kvbaton.policy.rules import PolicyRules, StaleRule
 from kvbaton.stores import Key, Kind, Store
@@ -396,10 +404,10 @@ class Following:
             receipt.id,
             NodeKind.ANSWER,
             parents=tuple(built_on),
-            agent=receipt.agent,
-            model=receipt.model,
+            agent=_shown(receipt.agent),
+            model=_shown(receipt.model),
             tokens=receipt.context_tokens + receipt.generated_tokens,
-            codec=receipt.fidelity.codec,
+            codec=_shown(receipt.fidelity.codec),
             fidelity=receipt.fidelity.kind.value,
             hops_exact=receipt.hops.exact,
             hops_lossy=receipt.hops.lossy,
@@ -424,7 +432,7 @@ class Following:
             NodeKind.ARTEFACT,
             label=label,
             parents=tuple(built_on),
-            agent=self.agent,
+            agent=_shown(self.agent),
             created_ms=now_ms(),
         )
         self._kept().put(node)
@@ -481,12 +489,12 @@ def baton_node(
         NodeKind.BATON,
         # what is cached came through what it was built on, which may have moved on since
         parents=tuple(dict.fromkeys(built_on or listing.parents)),
-        agent=listing.sender,
-        model=model,
+        agent=_shown(listing.sender),
+        model=_shown(model),
         function=listing.function.digest,
         tokens=listing.cached_tokens + listing.pending_tokens,
         size_bytes=sum(ref.size_bytes for ref in listing.segments) + listing.transcript_bytes,
-        codec=listing.fidelity.codec,
+        codec=_shown(listing.fidelity.codec),
         fidelity=listing.fidelity.kind.value,
         hops_exact=listing.hops.exact,
         hops_lossy=listing.hops.lossy,
@@ -502,6 +510,11 @@ def _facts(listing: Manifest) -> JSON:
     if listing.export is not None:
         facts["to_domain"] = listing.export.domain
     return facts
+
+
+def _shown(name: str) -> str:
+    """A name as the ledger keeps it: agents and models may be called anything."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name[:MAX_LABEL])
 
 
 def _without_password(url: str) -> str:

@@ -237,6 +237,16 @@ def test_what_was_made_from_other_answers_says_so(
     assert is_stale(keeper, written.receipt.id)
 
 
+def test_agents_may_be_called_anything(following_agent: Make, keeper: LedgerKeeper) -> None:
+    """A name that no database wants is kept as far as it can be shown, and costs no answer."""
+    odd = following_agent("a\n\x00b" + 300 * "c", stream=False)
+    turn = odd.take(planned(following_agent("planner")), "Go on", max_new_tokens=3)
+    assert turn.receipt.warnings == ()
+    assert keeper.flush(PATIENCE_S)
+    kept = keeper.ask(lambda ledger: ledger.node(turn.receipt.id)).agent
+    assert (kept[:4], len(kept)) == ("a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b", 200)
+
+
 # --- answers are not lost -----------------------------------------------------------------------
 
 

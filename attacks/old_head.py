@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attacks.older_baton import keeper_in, planned
-from attacks.scene import Finding, Scene, main, outcome
+from attacks.scene import DOMAIN, Finding, Scene, main, outcome
 from kvbaton.errors import KvbatonError
 from kvbaton.following import Following
+from kvbaton.lineage.ledger import Ledger
 from kvbaton.types import Baton, ReasonCode
 
 
@@ -33,6 +34,8 @@ def attack(folder: Path) -> Sequence[Finding]:
     shutil.copytree(folder / "yesterday", place)
     findings += tried(scene, "yesterday's ledger", old, new)
     shutil.rmtree(place)
+    with Ledger(f"sqlite:///{place}/ledger.db", DOMAIN):
+        pass
     findings += tried(scene, "an empty ledger", old, new)
     shutil.rmtree(place)
     place.write_text("taken away")

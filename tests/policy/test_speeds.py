@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.policy.speed_examples import FUNCTION, HOST, KNOWN, speeds
 
@@ -57,6 +57,7 @@ def test_one_odd_time_of_several_does_not_count() -> None:
     assert line_of(times) == Line(pytest.approx(0.1), pytest.approx(0.01))
 
 
+@example([(1.1125369292536007e-308, 2.0)])
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-10, 1e3)), max_size=12))
 def test_lines_are_never_negative(points: list[tuple[float, float]]) -> None:
     """Neither at the beginning nor in their slope, whatever the times."""

@@ -14,6 +14,8 @@ Point = tuple[float, float]
 
 _LEAST_S = 1e-6
 """Shorter times count as this long where errors are divided by them."""
+_LEAST_UNITS = 1e-9
+"""Fewer units cannot be divided by: they stand for none."""
 _SPREAD = 0.1
 """Share of times that may lie on either side of an interval."""
 
@@ -32,7 +34,8 @@ def line_of(points: Iterable[Point]) -> Line:
     mean_y = math.fsum(w * y for _, y, w in rows) / weight
     spread = math.fsum(w * (x - mean_x) ** 2 for x, _, w in rows)
     if spread <= 1e-12 * weight * max(mean_x * mean_x, 1.0):  # one length says nothing of a slope
-        return Line(0.0, max(0.0, mean_y) / mean_x) if mean_x > 0 else Line(max(0.0, mean_y))
+        through_zero = mean_x >= _LEAST_UNITS
+        return Line(0.0, max(0.0, mean_y) / mean_x) if through_zero else Line(max(0.0, mean_y))
     slope = math.fsum(w * (x - mean_x) * (y - mean_y) for x, y, w in rows) / spread
     fixed = mean_y - slope * mean_x
     if slope < 0:

@@ -528,7 +528,6 @@ class Agent(Tracked):
             limit_s, minimum, self.engine.function, repair, overflow, route, importance,
             strict=strict,
         )  # fmt: skip
-        rules = self.relay.deciding.rules_of(self.name).rules
         look = self._look(clock, stale, limit_s)
         try:
             opened, reasons, warnings = open_current(
@@ -547,7 +546,7 @@ class Agent(Tracked):
         )  # fmt: skip
         account.signers, account.built_on = signers_of(opened), account.batons
         account.look, account.sources = look, tuple(map(self._node_of, sources))
-        terms = replace(terms, receiving=look.receiving(self.name, account.labels, tags, rules))
+        terms = replace(terms, receiving=look.receiving(self.name, account.labels, tags))
         taker = Taker(self.name, self.relay, self.writer, self.conversation, how, account, terms)
         if wanted_mode is Mode.SLICE:
             wanted, cache = taker.joined(opened, said)
@@ -577,9 +576,8 @@ class Agent(Tracked):
         """A look at the freshness of what is used, by the caller's rule or the owner's."""
         rules = self.relay.deciding.rules_of(self.name).rules
         return self.following.look(
-            clock, asked=stale_rule(stale), rule=rules.stale,
-            known_freshness=rules.known_freshness, deadline_s=deadline_s,
-        )  # fmt: skip
+            clock, asked=stale_rule(stale), rules=rules, deadline_s=deadline_s
+        )
 
     def _without_baton(
         self,

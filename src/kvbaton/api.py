@@ -358,9 +358,8 @@ def attach_cache(  # noqa: PLR0913 - all but two have defaults and are named
     relay, clock = _relay(engine, store), Clock()
     rules = relay.deciding.rules_of(receiver).rules
     look = _following(relay, receiver, ledger).look(
-        clock, asked=stale_rule(stale), rule=rules.stale, known_freshness=rules.known_freshness,
-        deadline_s=deadline_s,
-    )  # fmt: skip
+        clock, asked=stale_rule(stale), rules=rules, deadline_s=deadline_s
+    )
     gate = TextGate(engine, tuple(default_filters() if filters is None else filters))
     (opened,), redacted, _ = open_current(
         relay, gate, [baton], [Bearer(receiver, ticket)], clock,
@@ -379,7 +378,7 @@ def attach_cache(  # noqa: PLR0913 - all but two have defaults and are named
         reusable=cached,
         room=len(ids) - cached + (engine.default_room if room is None else room),
         deadline_s=deadline_s - clock.elapsed(),
-        receiving=look.receiving(receiver, {}, (), rules),
+        receiving=look.receiving(receiver, {}, ()),
     )
     if taken.cache is None:
         reason = taken.reasons[0]

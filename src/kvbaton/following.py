@@ -86,7 +86,7 @@ class Look:
 
     following: Following
     rule: StaleRule
-    known_freshness: bool
+    rules: PolicyRules
     clock: Clock
     batons: tuple[Baton, ...] = ()
     names: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Look:
         if self.found.standing is Standing.CURRENT or self.rule is StaleRule.LABEL:
             return
         if self.found.standing is Standing.UNKNOWN:
-            if self.known_freshness:
+            if self.rules.known_freshness:
                 raise Superseded("nobody can say whether the baton's context is the current one")
             return
         if self.rule is StaleRule.FETCH:
@@ -195,11 +195,10 @@ class Look:
         agent: str,
         labels: Mapping[str, str],
         tags: Sequence[str],
-        rules: PolicyRules,
     ) -> Receiving:
         """Who takes the batons, and what is known of their freshness, for the policy."""
         found = self.found
-        watched = rules.max_moves_per_minute is not None and bool(found.ref)
+        watched = self.rules.max_moves_per_minute is not None and bool(found.ref)
         return Receiving(
             agent=agent,
             conversation=labels.get("conversation", ""),
@@ -259,14 +258,13 @@ class Following:
         clock: Clock,
         *,
         asked: StaleRule | None,
-        rule: StaleRule = StaleRule.LABEL,
-        known_freshness: bool = False,
+        rules: PolicyRules,
         deadline_s: float | None = None,
     ) -> Look:
         """A look at the batons of one take: by the caller's rule or the owner's, whichever is
         stricter."""
-        stricter = max(rule, asked or rule, key=_STRICTNESS.index)
-        return Look(self, stricter, known_freshness, clock, deadline_s=deadline_s)
+        stricter = max(rules.stale, asked or rules.stale, key=_STRICTNESS.index)
+        return Look(self, stricter, rules, clock, deadline_s=deadline_s)
 
     def freshness(self, baton: Baton, *, limit_s: float | None = None) -> Freshness:
         """Whether a baton's context is the current one; unknown where nobody can say."""

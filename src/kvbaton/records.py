@@ -6,7 +6,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from kvbaton.errors import InputError
+from kvbaton.errors import InputError, KvbatonError
 
 
 def keep(target: Path, text: str, *, what: str) -> Path:
@@ -41,3 +41,29 @@ def kept(folder: str, name: str, data_dir: Path) -> tuple[str, str] | None:
         if place.is_file():
             return place.read_text(encoding="utf-8"), str(place)
     return None
+
+
+def read_toml_text(
+    path: Path, what: str, be: str, *, limit_bytes: int, error: type[KvbatonError]
+) -> str:
+    """The text of a TOML file that somebody has written by hand.
+
+    Parameters
+    ----------
+    what, be
+        How an error calls it: ``"the filters", "are"``.
+    error
+        What is raised where it cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit_bytes + 1)
+        if len(raw) > limit_bytes:
+            raise error(f"{what} {be} larger than {limit_bytes} bytes: {path}")
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as cause:
+        raise error(f"{what} cannot be read: {path}: {cause.strerror}") from cause
+    except UnicodeDecodeError as cause:
+        raise error(f"{what} {be} not UTF-8: {path}: {cause.reason}") from cause
+    except ValueError as cause:  # a name with a NUL in it
+        raise error(f"{what} cannot be read: {cause}") from cause

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvbaton.errors import InputError
 from kvbaton.policy.filters import ACTIONS, PatternFilter
+from kvbaton.records import read_toml_text
 
 MAX_FILE_BYTES = 1 << 20
 MAX_FILTERS = 64
@@ -28,7 +29,9 @@ def filters_from_toml(path: Path | str) -> tuple[PatternFilter, ...]:
     """
     path = Path(path)
     try:
-        parsed = tomllib.loads(_read(path))
+        parsed = tomllib.loads(
+            read_toml_text(path, "the filters", "are", limit_bytes=MAX_FILE_BYTES, error=InputError)
+        )
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path.name} is not TOML: {error}") from error
     try:
@@ -83,21 +86,6 @@ def _filter(value: Any, at: str) -> PatternFilter:
 
 
 # --- reading ------------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise InputError(f"the filters are larger than {MAX_FILE_BYTES} bytes: {path}")
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise InputError(f"the filters cannot be read: {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the filters are not UTF-8: {path}: {error.reason}") from error
-    except ValueError as error:  # a name with a NUL in it
-        raise InputError(f"the filters cannot be read: {error}") from error
 
 
 def _table(value: Any, at: str, known: Sequence[str] | None) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from kvbaton.errors import InputError, SettingsError
 from kvbaton.policy.base import DEFAULT_POLICY, policy_names
 from kvbaton.policy.rollout import RollOut, RollOutMode
 from kvbaton.policy.rules import BeyondHops, PolicyRules, StaleRule
+from kvbaton.records import read_toml_text
 from kvbaton.types import JSON, FidelityClass
 
 MAX_FILE_BYTES = 1 << 20
@@ -60,7 +61,11 @@ def load_policy_file(path: Path | str) -> PolicyFile:
     """
     path = Path(path)
     try:
-        parsed = tomllib.loads(_read(path))
+        parsed = tomllib.loads(
+            read_toml_text(
+                path, "the policy", "is", limit_bytes=MAX_FILE_BYTES, error=SettingsError
+            )
+        )
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path.name} is not TOML: {error}") from error
     try:
@@ -224,21 +229,6 @@ _TOP: Mapping[str, Reading] = {"policy": _text, "agents": _as_it_is, **_AGENT}
 
 
 # --- reading ------------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise SettingsError(f"the policy is larger than {MAX_FILE_BYTES} bytes: {path}")
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise SettingsError(f"the policy cannot be read: {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"the policy is not UTF-8: {path}: {error.reason}") from error
-    except ValueError as error:  # a name with a NUL in it
-        raise SettingsError(f"the policy cannot be read: {error}") from error
 
 
 def _table(value: Any, at: str, known: Mapping[str, Reading] | None) -> Mapping[str, Any]:
